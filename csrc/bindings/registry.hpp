@@ -1,0 +1,14 @@
+// One function a concept; module.cpp calls them in order. Bindings only convert: no logic lives here.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace poolweave::bindings {
+
+void register_arena(nanobind::module_& m);
+void register_blocks(nanobind::module_& m);
+void register_radix(nanobind::module_& m);
+void register_copy(nanobind::module_& m);
+void register_stream(nanobind::module_& m);
+
+}  // namespace poolweave::bindings

@@ -1,0 +1,1 @@
+"""The elastic block pool over HBM and DRAM."""

@@ -1,0 +1,37 @@
+"""poolweave: an elastic KV-cache memory pool and transfer service for LLM serving."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from poolweave.errors import OutOfBlocks, PoolweaveError
+    from poolweave.index import Identity, RadixIndex
+    from poolweave.mempool import Blocks, MemPool
+    from poolweave.transfer import KVLayout
+    from poolweave.types import Tier
+
+__version__ = "0.1.0"
+__all__ = ["Blocks", "Identity", "KVLayout", "MemPool", "OutOfBlocks", "PoolweaveError", "RadixIndex", "Tier"]
+
+_HOMES = {
+    "Blocks": "poolweave.mempool",
+    "Identity": "poolweave.index",
+    "KVLayout": "poolweave.transfer",
+    "MemPool": "poolweave.mempool",
+    "OutOfBlocks": "poolweave.errors",
+    "PoolweaveError": "poolweave.errors",
+    "RadixIndex": "poolweave.index",
+    "Tier": "poolweave.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'poolweave' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

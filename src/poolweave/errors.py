@@ -1,0 +1,133 @@
+"""Every exception poolweave raises: what happened, the numbers, and the setting to change.
+
+A class names its numbers in `fields`; they are attributes of the exception, None when not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+
+class PoolweaveError(Exception):
+    """Base of all errors of this package; `fields` become attributes."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str, **numbers: Any) -> None:
+        super().__init__(message)
+        unknown = set(numbers) - set(self.fields)
+        assert not unknown, f"{type(self).__name__} has no field {unknown}"
+        for name in self.fields:
+            setattr(self, name, numbers.get(name))
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), str(self), {name: getattr(self, name) for name in self.fields})
+
+    @classmethod
+    def from_native(cls, message: str, numbers: Sequence[int]) -> PoolweaveError:
+        """Build from the core's positional numbers, which follow the order of `fields`."""
+        return cls(message, **dict(zip(cls.fields, numbers, strict=False)))
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: fields are set in __init__
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _rebuild(cls: type[PoolweaveError], message: str, numbers: dict[str, Any]) -> PoolweaveError:
+    return cls(message, **numbers)
+
+
+class ConfigError(PoolweaveError, ValueError):
+    """A setting or argument is out of its range, misspelt, or impossible on this machine."""
+
+    fields = ("setting", "value", "limit")
+
+
+class OutOfBlocks(PoolweaveError):
+    """The pool cannot give the blocks asked for, even after evicting all it may."""
+
+    fields = ("needed", "free", "evictable", "pinned")
+
+
+class UnknownBlock(PoolweaveError):
+    """A handle that this pool never gave out."""
+
+    fields = ("handle",)
+
+
+class StaleHandle(PoolweaveError):
+    """A handle whose block was freed (or whose instance restarted) since."""
+
+    fields = ("handle", "generation", "current")
+
+
+class NotResident(PoolweaveError):
+    """The block lies in another tier: swap it in first."""
+
+    fields = ("handle",)
+
+
+class NotSealed(PoolweaveError):
+    """Only sealed blocks may be indexed or sent: their producer has not finished."""
+
+    fields = ("handle",)
+
+
+class InstanceClosed(PoolweaveError):
+    """The pool or engine was closed before this call."""
+
+
+class SystemCallFailed(PoolweaveError, OSError):
+    """The operating system refused; `errno` says why."""
+
+    fields = ("errno",)
+
+
+class LayoutMismatch(PoolweaveError):
+    """Two instances store KV in layouts that cannot be copied onto each other."""
+
+    fields = ("ours", "theirs")
+
+
+class TransferFailed(PoolweaveError):
+    """A transfer ended without its bytes marked valid; the source keeps its blocks."""
+
+    fields = ("peer", "part", "reason")
+
+
+class TransferTimeout(TransferFailed, TimeoutError):
+    """A transfer or a receive did not finish by its deadline."""
+
+
+class PeerLost(TransferFailed):
+    """The peer died, or restarted under a new epoch, during the exchange."""
+
+
+class UnknownPeer(PoolweaveError):
+    """No address is known for this instance: call connect() first."""
+
+    fields = ("peer",)
+
+
+class DuplicateTransfer(PoolweaveError):
+    """This tag is already in use between the two instances."""
+
+    fields = ("tag",)
+
+
+class AddressInUse(PoolweaveError, OSError):
+    """Another live owner holds this port or instance name."""
+
+    fields = ("address", "setting")
+
+
+class ModelNotFound(PoolweaveError):
+    """No loadable model lies at this path."""
+
+    fields = ("path",)
+
+
+class RequestRefused(PoolweaveError, ValueError):
+    """A request that can never run here: empty, too long, or with impossible parameters."""
+
+    fields = ("needed", "limit")

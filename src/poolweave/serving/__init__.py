@@ -1,0 +1,1 @@
+"""Running instances: the torch engine, PD flows, processes, the command line."""

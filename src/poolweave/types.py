@@ -1,0 +1,66 @@
+"""Values that every room shares: tiers, token ids, byte sizes. Knows no pool, index or transport."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from typing import Any, NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from poolweave.errors import ConfigError
+
+TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
+Int32Array: TypeAlias = "npt.NDArray[np.int32]"
+UInt64Array: TypeAlias = "npt.NDArray[np.uint64]"
+BlockId = NewType("BlockId", int)  # a handle: generation << 32 | id
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_MAX_TOKEN = 2**31 - 1
+
+
+class Tier(enum.Flag):
+    """A kind of memory. `Tier.HBM | Tier.DRAM` allows either, HBM first."""
+
+    HBM = 1
+    DRAM = 2
+
+
+def as_tokens(tokens: TokenIds) -> Int32Array:
+    """`tokens` as a contiguous int32 array, without a copy when it already is one.
+
+    Takes lists, tuples, integer numpy arrays, array.array and torch tensors. Raises TypeError for floats and
+    bools, ValueError for ids outside [0, 2**31) and for more than one dimension.
+    """
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
+        array = np.ascontiguousarray(tokens)
+        if array.size and array.min() < 0:
+            raise ValueError(f"token id {int(array.min())} is negative; ids run from 0 to {_MAX_TOKEN}")
+        return array
+    if isinstance(tokens, (list, tuple)) and any(isinstance(t, (bool, np.bool_)) for t in tokens):
+        raise TypeError("token ids must be integers, got bool")
+    raw = np.asarray(tokens)
+    if raw.size == 0:
+        return np.empty(0, np.int32)
+    if raw.ndim != 1:
+        raise ValueError(f"token ids must be one-dimensional, got shape {raw.shape}")
+    if raw.dtype.kind not in "iu":
+        raise TypeError(f"token ids must be integers, got {raw.dtype}")
+    low, high = int(raw.min()), int(raw.max())
+    if low < 0 or high > _MAX_TOKEN:
+        raise ValueError(f"token ids run from 0 to {_MAX_TOKEN}, got {low if low < 0 else high}")
+    return np.ascontiguousarray(raw, dtype=np.int32)
+
+
+def parse_bytes(size: int | str, setting: str) -> int:
+    """`"2GiB"`, `"512 MB"` or a plain int as bytes. Raises ConfigError naming `setting`."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size >= 0:
+            return size
+        raise ConfigError(f"{setting} must not be negative, got {size}", setting=setting, value=size)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f"{setting}={size!r} is no size; write bytes or e.g. '2GiB'", setting=setting, value=size)
+    return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -1,0 +1,98 @@
+"""What the transfer engine needs of a pool: the Protocol it calls and the values that cross it.
+
+The engine never allocates, matches or indexes; it asks a `BlockStore`. Calls come from the engine's threads, so a
+store is thread-safe. Source: MemServe §4.4 (transfer steps).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from poolweave.transfer.layout import KVLayout
+from poolweave.types import Int32Array, Tier, UInt64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The memory of one tier that peers may read: block `slot` of an aggregated tier lies at `slot * block_bytes`.
+
+    `fd` is a read-only reopen of its memfd (-1 when the memory cannot be mapped by others), owned by the store.
+    """
+
+    tier: Tier
+    fd: int
+    address: int
+    nbytes: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Sealed blocks lent to a transfer: they keep one reference and their place until given back."""
+
+    blocks: UInt64Array
+    tiers: npt.NDArray[np.uint8]  # Tier values, one a block
+    slots: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """What a receiver is asked to take in. `num_tokens` counts the valid tokens of all `num_blocks` blocks."""
+
+    num_blocks: int
+    num_tokens: int
+    identity: bytes  # Identity.digest, 16 bytes
+    tokens: Int32Array | None = None  # given: blocks already indexed here are not pulled again
+    insert: bool = False
+    private: bool = False
+    on_demand: Tier | None = Tier.HBM  # tiers that may be allocated from; None: `reserved` is used
+    reserved: UInt64Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where incoming blocks go: the first `len(held)` are here already, the rest are pulled into `fresh`."""
+
+    incoming: Incoming
+    held: UInt64Array  # matched and pinned
+    fresh: UInt64Array  # allocated, not yet sealed
+    tiers: npt.NDArray[np.uint8]  # of fresh
+    slots: Int32Array  # of fresh
+
+
+class BlockStore(Protocol):
+    """The pool as a transfer engine sees it."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    def regions(self) -> tuple[Region, ...]:
+        """All memory that a `Loan` or `Placement` can name, one region a tier."""
+        ...
+
+    def lend(self, blocks: UInt64Array) -> Loan:
+        """Pin sealed blocks where they lie. Raises NotSealed, StaleHandle, UnknownBlock; then nothing is pinned."""
+        ...
+
+    def give_back(self, loan: Loan) -> None:
+        """End a loan; the last one lets the blocks be freed, moved or evicted again."""
+        ...
+
+    def place(self, incoming: Incoming) -> Placement:
+        """Match what is here, pin it, allocate the rest. Raises OutOfBlocks; then nothing is held."""
+        ...
+
+    def commit(self, placement: Placement) -> UInt64Array:
+        """The bytes arrived and were checked: seal whole blocks, index them if asked. -> held + fresh, in order.
+
+        The caller owns one reference on each block returned.
+        """
+        ...
+
+    def release(self, blocks: UInt64Array) -> None:
+        """Drop one reference on each block: of a placement that failed, or of an arrival nobody claimed."""
+        ...

@@ -1,0 +1,1 @@
+../../src/poolweave/__init__.py
