@@ -14,11 +14,12 @@ def generate() -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "_core.pyi"
         subprocess.run(
-            [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "poolweave._core", "-o", str(out)], check=True
+            [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "poolweave._core", "-o", str(out)],
+            check=True,
         )
         ruff = [sys.executable, "-m", "ruff"]
         subprocess.run([*ruff, "check", "-q", "--fix-only", "--select", "I,UP,F401", str(out)], check=True)
-        subprocess.run([*ruff, "format", "-q", "--line-length", "110", str(out)], check=True)
+        subprocess.run([*ruff, "format", "-q", str(out)], check=True)
         return out.read_text()
 
 

@@ -59,7 +59,9 @@ class KVLayout:
             )
         if self.order not in ("aggregated", "layered"):
             raise ConfigError(
-                f"order {self.order!r} is neither 'aggregated' nor 'layered'", setting="order", value=self.order
+                f"order {self.order!r} is neither 'aggregated' nor 'layered'",
+                setting="order",
+                value=self.order,
             )
         if not self.parts:
             parts = tuple(Part(name, self.kv_heads, self.head_dim, "split") for name in ("k", "v"))

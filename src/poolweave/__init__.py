@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from poolweave.errors import OutOfBlocks, PoolweaveError
-    from poolweave.index import Identity, RadixIndex
-    from poolweave.mempool import Blocks, MemPool
+    from poolweave.index import Identity
     from poolweave.transfer import KVLayout
     from poolweave.types import Tier
 
 __version__ = "0.1.0"
-__all__ = ["Blocks", "Identity", "KVLayout", "MemPool", "OutOfBlocks", "PoolweaveError", "RadixIndex", "Tier"]
+__all__ = ["Identity", "KVLayout", "OutOfBlocks", "PoolweaveError", "Tier"]
 
 _HOMES = {
-    "Blocks": "poolweave.mempool",
     "Identity": "poolweave.index",
     "KVLayout": "poolweave.transfer",
-    "MemPool": "poolweave.mempool",
     "OutOfBlocks": "poolweave.errors",
     "PoolweaveError": "poolweave.errors",
-    "RadixIndex": "poolweave.index",
     "Tier": "poolweave.types",
 }
 

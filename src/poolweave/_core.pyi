@@ -1,0 +1,3 @@
+"""
+Native core of poolweave: arenas, blocks, the radix tree, copies and streams.
+"""
