@@ -19,7 +19,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --cache-dir build/import_linter
+	$(BIN)/python scripts/imports.py
 
 bench: build
 	$(BIN)/python -m pytest benchmarks -q --benchmark-only
