@@ -1,0 +1,1 @@
+"""Which instance a request goes to: prompt trees, cost model, policies, membership. Pure: no I/O."""
