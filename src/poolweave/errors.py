@@ -127,6 +127,12 @@ class ModelNotFound(PoolweaveError):
     fields = ("path",)
 
 
+class PlanInfeasible(PoolweaveError):
+    """No division of the devices holds both pools; `part` says which one misses: kv, weights or request."""
+
+    fields = ("part", "needed_bytes", "available_bytes")
+
+
 class RequestRefused(PoolweaveError, ValueError):
     """A request that can never run here: empty, too long, or with impossible parameters."""
 
