@@ -45,4 +45,5 @@ NB_MODULE(_core, m) {
     poolweave::bindings::register_radix(m);
     poolweave::bindings::register_copy(m);
     poolweave::bindings::register_stream(m);
+    poolweave::bindings::register_prompt_tree(m);
 }

@@ -10,5 +10,6 @@ void register_blocks(nanobind::module_& m);
 void register_radix(nanobind::module_& m);
 void register_copy(nanobind::module_& m);
 void register_stream(nanobind::module_& m);
+void register_prompt_tree(nanobind::module_& m);
 
 }  // namespace poolweave::bindings

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from poolweave.errors import OutOfBlocks, PoolweaveError
     from poolweave.index import Identity
+    from poolweave.scheduler import PromptTree
     from poolweave.transfer import KVLayout
     from poolweave.types import Tier
 
 __version__ = "0.1.0"
-__all__ = ["Identity", "KVLayout", "OutOfBlocks", "PoolweaveError", "Tier"]
+__all__ = ["Identity", "KVLayout", "OutOfBlocks", "PoolweaveError", "PromptTree", "Tier"]
 
 _HOMES = {
     "Identity": "poolweave.index",
     "KVLayout": "poolweave.transfer",
     "OutOfBlocks": "poolweave.errors",
     "PoolweaveError": "poolweave.errors",
+    "PromptTree": "poolweave.scheduler",
     "Tier": "poolweave.types",
 }
 

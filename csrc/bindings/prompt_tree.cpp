@@ -1,0 +1,115 @@
+// Binding of the prompt tree and of block keys; see csrc/core/prompt_tree.hpp.
+#include "core/prompt_tree.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <memory>
+#include <optional>
+
+#include "bindings/registry.hpp"
+#include "core/block_keys.hpp"
+#include "core/error.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace poolweave::bindings {
+
+namespace {
+
+using Tokens = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Keys = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Scores = nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::size_t kLong = 1024;  // keys: a call of about 20 us
+
+std::span<const std::uint64_t> view(const Keys& keys) { return {keys.data(), keys.size()}; }
+
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::unique_ptr<T[]> data, std::size_t size) {
+    T* raw = data.get();
+    nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    (void)data.release();
+    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(raw, {size}, owner);
+}
+
+auto keys_of(const Tokens& tokens, std::size_t block_tokens, std::uint64_t seed) {
+    if (block_tokens == 0) throw Error(Code::kConfig, "block_tokens must be positive, got 0");
+    const std::size_t size = tokens.size() / block_tokens;
+    auto keys = std::make_unique_for_overwrite<std::uint64_t[]>(size);
+    {
+        std::optional<nb::gil_scoped_release> release;
+        if (size > kLong) release.emplace();
+        block_keys({tokens.data(), tokens.size()}, block_tokens, seed, {keys.get(), size});
+    }
+    return to_numpy(std::move(keys), size);
+}
+
+// A list of plain, non-negative ints as an array; None for anything else, which poolweave.types judges.
+nb::object tokens_of(nb::list list) {
+    const std::size_t size = list.size();
+    auto tokens = std::make_unique_for_overwrite<std::int32_t[]>(size);
+    for (std::size_t i = 0; i < size; ++i) {
+        PyObject* item = NB_LIST_GET_ITEM(list.ptr(), i);
+        int overflow = 0;
+        if (!PyLong_CheckExact(item)) return nb::none();
+        const long value = PyLong_AsLongAndOverflow(item, &overflow);
+        if (overflow != 0 || value < 0 || value > 0x7FFFFFFFl) return nb::none();
+        tokens[i] = static_cast<std::int32_t>(value);
+    }
+    return nb::cast(to_numpy(std::move(tokens), size));
+}
+
+}  // namespace
+
+void register_prompt_tree(nb::module_& m) {
+    m.def("block_keys", &keys_of, "tokens"_a.noconvert(), "block_tokens"_a, "seed"_a,
+          "Chained 64-bit keys of the whole blocks of int32 tokens.");
+    m.def("tokens_of_list", &tokens_of, "tokens"_a, "A list of plain ints as int32 tokens, or None.");
+
+    nb::class_<PromptTree::Stats>(m, "PromptTreeStats")
+        .def_ro("blocks", &PromptTree::Stats::blocks)
+        .def_ro("entries", &PromptTree::Stats::entries)
+        .def_ro("nodes", &PromptTree::Stats::nodes)
+        .def_ro("nbytes", &PromptTree::Stats::nbytes)
+        .def_ro("evicted", &PromptTree::Stats::evicted)
+        .def_ro("expired", &PromptTree::Stats::expired)
+        .def_ro("orphans", &PromptTree::Stats::orphans);
+
+    nb::class_<PromptTree>(m, "PromptTree")
+        .def(
+            "__init__",
+            [](PromptTree* self, std::optional<std::size_t> max_bytes) {
+                if (max_bytes) {
+                    new (self) PromptTree(*max_bytes);
+                } else {
+                    new (self) PromptTree();
+                }
+            },
+            "max_bytes"_a.none() = nb::none())
+        .def(
+            "insert",
+            [](PromptTree& self, const Keys& keys, std::uint32_t slot, double expiry, double now,
+               std::optional<std::uint64_t> parent) {
+                std::optional<nb::gil_scoped_release> release;
+                if (keys.size() > kLong) release.emplace();
+                return self.insert(view(keys), slot, expiry, now, parent);
+            },
+            "keys"_a.noconvert(), "slot"_a, "expiry"_a, "now"_a, "parent"_a.none() = nb::none())
+        .def("remove", &PromptTree::remove, "key"_a, "slot"_a, "now"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "match",
+            [](PromptTree& self, const Keys& keys, double now, Scores scores) {
+                return self.match(view(keys), now, {scores.data(), scores.size()});
+            },
+            "keys"_a.noconvert(), "now"_a, "scores"_a.noconvert())
+        .def("retire", &PromptTree::retire, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("sweep", &PromptTree::sweep, "now"_a, "max_nodes"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("entries", &PromptTree::entries, "slot"_a)
+        .def("stats", &PromptTree::stats)
+        .def("check", &PromptTree::check, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace poolweave::bindings
