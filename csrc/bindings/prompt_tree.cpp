@@ -28,11 +28,14 @@ constexpr std::size_t kLong = 1024;  // keys: a call of about 20 us
 std::span<const std::uint64_t> view(const Keys& keys) { return {keys.data(), keys.size()}; }
 
 template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::unique_ptr<T[]> data, std::size_t size) {
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <typename T>
+Array<T> to_numpy(std::unique_ptr<T[]> data, std::size_t size) {
     T* raw = data.get();
     nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
     (void)data.release();
-    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(raw, {size}, owner);
+    return Array<T>(raw, {size}, owner);
 }
 
 auto keys_of(const Tokens& tokens, std::size_t block_tokens, std::uint64_t seed) {
@@ -48,18 +51,18 @@ auto keys_of(const Tokens& tokens, std::size_t block_tokens, std::uint64_t seed)
 }
 
 // A list of plain, non-negative ints as an array; None for anything else, which poolweave.types judges.
-nb::object tokens_of(nb::list list) {
+std::optional<Array<std::int32_t>> tokens_of(const nb::typed<nb::list, nb::any>& list) {
     const std::size_t size = list.size();
     auto tokens = std::make_unique_for_overwrite<std::int32_t[]>(size);
     for (std::size_t i = 0; i < size; ++i) {
         PyObject* item = NB_LIST_GET_ITEM(list.ptr(), i);
         int overflow = 0;
-        if (!PyLong_CheckExact(item)) return nb::none();
+        if (!PyLong_CheckExact(item)) return std::nullopt;
         const long value = PyLong_AsLongAndOverflow(item, &overflow);
-        if (overflow != 0 || value < 0 || value > 0x7FFFFFFFl) return nb::none();
+        if (overflow != 0 || value < 0 || value > 0x7FFFFFFFl) return std::nullopt;
         tokens[i] = static_cast<std::int32_t>(value);
     }
-    return nb::cast(to_numpy(std::move(tokens), size));
+    return to_numpy(std::move(tokens), size);
 }
 
 }  // namespace

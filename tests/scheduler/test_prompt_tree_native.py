@@ -8,10 +8,10 @@ import xxhash
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from ref_prompt_tree import ReferencePromptTree
 
 from poolweave.errors import ConfigError
 from poolweave.scheduler._native import NativePromptTree, block_keys, tokens_of_list
-from ref_prompt_tree import ReferencePromptTree
 
 SLOTS = 4
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple)
