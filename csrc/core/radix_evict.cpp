@@ -1,0 +1,153 @@
+// How the radix tree shrinks: eviction, deletion, expiry; and the order in which it does.
+#include <algorithm>
+#include <mutex>
+
+#include "core/error.hpp"
+#include "core/radix_tree.hpp"
+
+namespace poolweave {
+
+void RadixTree::link_front(NodeId id) noexcept {
+    lists_.push_front(nodes_, id);
+    if (caps_tenants()) nodes_[id].tenant->lists.push_front(nodes_, id);
+}
+
+void RadixTree::unlink(NodeId id) noexcept {
+    lists_.remove(nodes_, id);
+    if (caps_tenants()) nodes_[id].tenant->lists.remove(nodes_, id);
+}
+
+// Gives up blocks of a leaf from its end: at most `count`, and none above one that `filter` keeps.
+std::size_t RadixTree::trim(NodeId id, std::size_t count, const Evictable* filter, MissReason reason, PayloadList& out) {
+    Node& node = nodes_[id];
+    const Node& above = nodes_[node.parent];
+    const std::int32_t* before = above.num_blocks == 0 ? nullptr : block_at(above.tokens, above.num_blocks - 1);
+    std::size_t left = node.num_blocks;
+    const std::size_t least = left - std::min(left, count);
+    while (left > least && (filter == nullptr || filter->evictable(node.payloads[left - 1]))) {
+        --left;
+        out.push_back(node.payloads[left]);
+        const std::int32_t* block = block_at(node.tokens, left);
+        misses_.mark(miss_hash(node.ns, node.depth + left, block, left == 0 ? before : block_at(node.tokens, left - 1)), reason);
+    }
+    const std::size_t given = node.num_blocks - left;
+    num_blocks_ -= given;
+    gone_[static_cast<std::size_t>(reason)] += given;
+    if (left == 0) {
+        free_node(id);
+    } else if (given > 0) {
+        nodes_.resize(node, static_cast<std::uint32_t>(left));
+    }
+    return given;
+}
+
+void RadixTree::free_node(NodeId id) noexcept {
+    Node& node = nodes_[id];
+    Node& above = nodes_[node.parent];
+    const NodeId parent = node.parent;
+    children_.erase(children_.find(node.hash, [&](NodeId candidate) { return candidate == id; }));
+    if (above.parent == kNoNode) first_blocks_.uncount(first_hash(node.tokens));
+    unlink(id);
+    nodes_.free(id);
+    if (--above.num_children == 0 && above.parent == kNoNode) free_root(parent);
+}
+
+void RadixTree::free_root(NodeId id) noexcept {
+    const std::uint32_t ns = nodes_[id].ns;
+    nodes_.free(id);
+    roots_.erase(ns);
+    release_tenant(tenant_key(ns));
+}
+
+PayloadList RadixTree::remove(Tokens tokens, std::uint32_t ns, const Evictable* filter) {
+    require_tokens(tokens);
+    const std::unique_lock guard(lock_);
+    PayloadList out;
+    const Position end = walk(tokens, ns, kBeforeAll);
+    if (end.blocks == 0 || end.offset < nodes_[end.node].num_blocks) return out;
+    out.reserve(end.blocks);
+    NodeId id = end.node;
+    while (nodes_[id].parent != kNoNode && is_victim(nodes_[id])) {
+        const NodeId parent = nodes_[id].parent;
+        const bool last = nodes_[parent].parent == kNoNode || nodes_[parent].num_children > 1;
+        const std::size_t all = nodes_[id].num_blocks;
+        if (trim(id, all, filter, MissReason::kDeleted, out) < all || last) break;
+        id = parent;
+    }
+    return out;
+}
+
+PayloadList RadixTree::evict(std::size_t count, const Evictable* filter) {
+    const std::unique_lock guard(lock_);
+    PayloadList out;
+    out.reserve(std::min(count, num_blocks_));
+    for (std::size_t priority = 0; priority < kPriorities; ++priority) {
+        NodeId id = lists_.oldest(priority);
+        while (id != kNoNode && out.size() < count) {
+            const NodeId next = nodes_[id].newer[kWholeTree];  // a parent is newer than its children: it comes later
+            if (is_victim(nodes_[id])) trim(id, count - out.size(), filter, MissReason::kEvicted, out);
+            id = next;
+        }
+    }
+    return out;
+}
+
+PayloadList RadixTree::coldest(std::size_t count, const Evictable* filter) const {
+    const std::unique_lock guard(lock_);
+    PayloadList out;
+    for (std::size_t priority = 0; priority < kPriorities; ++priority) {
+        for (NodeId id = lists_.oldest(priority); id != kNoNode; id = nodes_[id].newer[kWholeTree]) {
+            const Node& node = nodes_[id];
+            for (std::size_t i = node.pins == 0 ? node.num_blocks : 0; i-- > 0;) {
+                if (out.size() == count) return out;
+                if (filter == nullptr || filter->evictable(node.payloads[i])) out.push_back(node.payloads[i]);
+            }
+        }
+    }
+    return out;
+}
+
+PayloadList RadixTree::expire(std::int64_t now_ns) {
+    const std::unique_lock guard(lock_);
+    return expire_locked(now_ns);
+}
+
+PayloadList RadixTree::expire_locked(std::int64_t now_ns) {
+    PayloadList out;
+    for (std::size_t priority = 0; priority < kPriorities; ++priority) {
+        NodeId id = lists_.oldest(priority);
+        while (id != kNoNode && lapsed(nodes_[id], now_ns)) {
+            const NodeId next = nodes_[id].newer[kWholeTree];
+            if (is_victim(nodes_[id])) trim(id, nodes_[id].num_blocks, nullptr, MissReason::kExpired, out);
+            id = next;
+        }
+    }
+    return out;
+}
+
+PayloadList RadixTree::clear(std::uint32_t ns, MissReason reason) {
+    const std::unique_lock guard(lock_);
+    return clear_where(&ns, reason);
+}
+
+PayloadList RadixTree::clear_all(MissReason reason) {
+    const std::unique_lock guard(lock_);
+    return clear_where(nullptr, reason);
+}
+
+PayloadList RadixTree::clear_where(const std::uint32_t* ns, MissReason reason) {
+    PayloadList out;
+    if (ns == nullptr) out.reserve(num_blocks_);
+    for (std::size_t priority = 0; priority < kPriorities; ++priority) {
+        NodeId id = lists_.oldest(priority);
+        while (id != kNoNode) {
+            const NodeId next = nodes_[id].newer[kWholeTree];
+            const Node& node = nodes_[id];
+            if (is_victim(node) && (ns == nullptr || node.ns == *ns)) trim(id, node.num_blocks, nullptr, reason, out);
+            id = next;
+        }
+    }
+    return out;
+}
+
+}  // namespace poolweave
