@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from poolweave.index._native import EvictFilter, Inserted, Match, MissReason, Ra
 from poolweave.index.identity import Identity
 from poolweave.index.namespaces import Namespaces
 from poolweave.types import TokenIds, UInt64Array, as_tokens, parse_bytes
+
+Payloads: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 
 _INT32 = np.dtype(np.int32)
 _UINT64 = np.dtype(np.uint64)
@@ -40,7 +43,7 @@ class RadixIndex:
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError when `block_tokens` is no power of two, a cap is below 64 KiB or `ttl_s` is not positive."""
+        """Raises ConfigError: `block_tokens` no power of two, a cap below 64 KiB, `ttl_s` not positive."""
         if ttl_s is not None and not 0 < ttl_s <= 1e9:
             raise ConfigError(f"ttl_s={ttl_s} is not between 0 and 1e9 seconds", setting="ttl_s", value=ttl_s)
         self._clock = clock if ttl_s is not None else None
@@ -65,9 +68,7 @@ class RadixIndex:
         """The namespace of the identity with this digest, as a peer names it."""
         return self._namespaces.of_digest(digest)
 
-    def insert(
-        self, tokens: TokenIds, blocks: Sequence[int] | npt.NDArray[np.integer], ns: int = 0, *, priority: int = 0
-    ) -> Inserted:
+    def insert(self, tokens: TokenIds, blocks: Payloads, ns: int = 0, *, priority: int = 0) -> Inserted:
         """Index one block for every `block_tokens` of `tokens`; a last partial block of tokens is ignored.
 
         The result's `duplicates` are the given blocks that were not taken, because those places were indexed already;
@@ -76,9 +77,9 @@ class RadixIndex:
         adds to `evicted` too. Prompts of lower `priority` (0 to 7) are evicted first. Cost O(len(tokens)).
         Raises ConfigError when the number of blocks is not that of the whole blocks of tokens.
         """
-        if tokens.__class__ is not np.ndarray or tokens.dtype is not _INT32:  # type: ignore[union-attr]
+        if not (isinstance(tokens, np.ndarray) and tokens.dtype is _INT32):
             tokens = as_tokens(tokens)
-        if blocks.__class__ is not np.ndarray or blocks.dtype is not _UINT64:  # type: ignore[union-attr]
+        if not (isinstance(blocks, np.ndarray) and blocks.dtype is _UINT64):
             blocks = as_payloads(blocks)
         return self._tree.insert(tokens, blocks, ns, priority, self._now_ns())
 
@@ -88,7 +89,7 @@ class RadixIndex:
         With `pin`, its blocks (and no others) are kept until the result is closed, best by `with`. `touch=False` does
         not count as a use. Cost O(matched tokens), about that of comparing them.
         """
-        if tokens.__class__ is not np.ndarray or tokens.dtype is not _INT32:  # type: ignore[union-attr]
+        if not (isinstance(tokens, np.ndarray) and tokens.dtype is _INT32):
             tokens = as_tokens(tokens)
         return self._tree.match(tokens, ns, pin, touch, self._now_ns())
 
@@ -146,7 +147,7 @@ class RadixIndex:
         return 0 if self._clock is None else int(self._clock() * _NS_PER_S)
 
 
-def as_payloads(blocks: Sequence[int] | npt.NDArray[np.integer]) -> UInt64Array:
+def as_payloads(blocks: Payloads) -> UInt64Array:
     """`blocks` as a contiguous uint64 array. Raises TypeError for other than integers, ValueError for negative ones."""
     raw = np.asarray(blocks)
     if raw.size == 0:

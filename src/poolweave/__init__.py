@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from poolweave.errors import OutOfBlocks, PoolweaveError
-    from poolweave.index import Identity
+    from poolweave.index import Identity, RadixIndex
     from poolweave.scheduler import PromptTree
     from poolweave.transfer import KVLayout
     from poolweave.types import Tier
 
 __version__ = "0.1.0"
-__all__ = ["Identity", "KVLayout", "OutOfBlocks", "PoolweaveError", "PromptTree", "Tier"]
+__all__ = ["Identity", "KVLayout", "OutOfBlocks", "PoolweaveError", "PromptTree", "RadixIndex", "Tier"]
 
 _HOMES = {
     "Identity": "poolweave.index",
@@ -21,6 +21,7 @@ _HOMES = {
     "OutOfBlocks": "poolweave.errors",
     "PoolweaveError": "poolweave.errors",
     "PromptTree": "poolweave.scheduler",
+    "RadixIndex": "poolweave.index",
     "Tier": "poolweave.types",
 }
 

@@ -2,56 +2,200 @@
 Native core of poolweave: arenas, blocks, the radix tree, copies and streams.
 """
 
-from typing import Annotated, Any
+import enum
+from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
 
-def block_keys(
-    tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    block_tokens: int,
-    seed: int,
-) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
-    """Chained 64-bit keys of the whole blocks of int32 tokens."""
+class EvictFilter:
+    pass
 
-def tokens_of_list(tokens: list[Any]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))] | None:
-    """A list of plain ints as int32 tokens, or None."""
+class MissReason(enum.Enum):
+    """Why a lookup stopped where it did."""
 
-class PromptTreeStats:
+    NONE = 0
+    """Nothing is missing."""
+
+    NEVER_STORED = 1
+    """Nobody inserted it, or so long ago that it is forgotten."""
+
+    EVICTED = 2
+    """Dropped to make room."""
+
+    EXPIRED = 3
+    """Not used for the time to live."""
+
+    DELETED = 4
+    """Deleted or cleared by its owner."""
+
+    OTHER_IDENTITY = 5
+    """Its first block is stored, but under another namespace."""
+
+    INSTANCE_GONE = 6
+    """Its holder died or left."""
+
+    IN_FLIGHT = 7
+    """Announced, not arrived yet."""
+
+    TIMEOUT = 8
+    """Asked for, did not come in time."""
+
+class Match:
+    """
+    The longest indexed prefix of a prompt. A pinned one keeps its path until it is closed.
+    """
+
     @property
-    def blocks(self) -> int: ...
+    def num_tokens(self) -> int:
+        """Whole blocks only."""
+
     @property
-    def entries(self) -> int: ...
+    def blocks(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """Payloads in prompt order, uint64, read-only."""
+
     @property
-    def nodes(self) -> int: ...
+    def miss_reason(self) -> MissReason:
+        """
+        Why the block after the last one is not here; NONE when every whole block matched.
+        """
+
+    @property
+    def pinned(self) -> bool: ...
+    def close(self) -> None:
+        """Gives the pin back; harmless twice."""
+
+    def __enter__(self) -> Match: ...
+    def __exit__(self, *args: object) -> None: ...
+    def __repr__(self) -> str: ...
+
+class Inserted:
+    """What became of the blocks given to insert()."""
+
+    @property
+    def num_tokens(self) -> int:
+        """
+        Tokens indexed along this path now; fewer than given only under a byte cap.
+        """
+
+    @property
+    def num_new(self) -> int:
+        """
+        Blocks that the index took by this call: the last ones of those now indexed.
+        """
+
+    @property
+    def duplicates(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """
+        Given payloads that were not taken, since these blocks were indexed already: they stay the caller's.
+        """
+
+    @property
+    def surplus(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """
+        Those duplicates for which the index holds another payload: second copies, to be freed.
+        """
+
+    @property
+    def evicted(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """
+        Payloads that the index gave up, to stay under its caps or because their time to live was over.
+        """
+
+    def __repr__(self) -> str: ...
+
+class RadixStats:
+    """A snapshot of a radix tree's sizes and counters."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_namespaces(self) -> int: ...
+    @property
+    def pinned_blocks(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
     @property
-    def evicted(self) -> int: ...
+    def lookups(self) -> int: ...
     @property
-    def expired(self) -> int: ...
+    def asked_blocks(self) -> int: ...
     @property
-    def orphans(self) -> int: ...
+    def hit_blocks(self) -> int: ...
+    @property
+    def hit_rate(self) -> float:
+        """Whole blocks found among those looked up."""
 
-class PromptTree:
-    def __init__(self, max_bytes: int | None = None) -> None: ...
+    @property
+    def inserted_blocks(self) -> int: ...
+    @property
+    def duplicate_blocks(self) -> int: ...
+    @property
+    def refused_blocks(self) -> int: ...
+    @property
+    def misses(self) -> dict[MissReason, int]: ...
+    @property
+    def gone(self) -> dict[MissReason, int]: ...
+
+class RadixTree:
+    """
+    An exact prefix index from int32 tokens to uint64 payloads. Thread-safe.
+    """
+
+    def __init__(
+        self, block_tokens: int = 16, *, max_bytes: int = 0, max_tenant_bytes: int = 0, ttl_ns: int = 0, seed: int = 0
+    ) -> None: ...
+    def set_tenant(self, ns: int, tenant: int) -> bool: ...
+    def tenant_bytes(self, ns: int) -> int: ...
+    def stats(self) -> RadixStats: ...
+    def check(self) -> str:
+        """
+        What is wrong with the tree's invariants; empty when nothing is. O(tree).
+        """
+
+    @property
+    def block_tokens(self) -> int: ...
+    def __len__(self) -> int:
+        """Blocks indexed."""
+
+    def match(
+        self, tokens: NDArray[numpy.int32], ns: int = 0, pin: bool = False, touch: bool = True, now_ns: int = 0
+    ) -> Match: ...
+    def match_many(
+        self, prompts: list[NDArray[numpy.int32]], ns: int = 0, touch: bool = True, now_ns: int = 0
+    ) -> list[Match]: ...
     def insert(
         self,
-        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        slot: int,
-        expiry: float,
-        now: float,
-        parent: int | None = None,
-    ) -> int: ...
-    def remove(self, key: int, slot: int, now: float) -> int: ...
-    def match(
-        self,
-        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        now: float,
-        scores: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-    ) -> int: ...
-    def retire(self, slot: int) -> None: ...
-    def sweep(self, now: float, max_nodes: int) -> int: ...
-    def entries(self, slot: int) -> int: ...
-    def stats(self) -> PromptTreeStats: ...
-    def check(self) -> None: ...
+        tokens: NDArray[numpy.int32],
+        payloads: NDArray[numpy.uint64],
+        ns: int = 0,
+        priority: int = 0,
+        now_ns: int = 0,
+    ) -> Inserted: ...
+    def delete(
+        self, tokens: NDArray[numpy.int32], ns: int = 0, filter: EvictFilter | None = None
+    ) -> NDArray[numpy.uint64]:
+        """
+        Blocks that only this prompt needs, given up from its end upward; pinned and not evictable ones stay.
+        """
+
+    def mark(self, tokens: NDArray[numpy.int32], ns: int, reason: MissReason) -> None:
+        """Later misses at blocks of this prompt report this reason."""
+
+    def evict(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
+        """
+        Up to num_blocks payloads given up, lowest priority first, then least recently used, leaves from their ends.
+        """
+
+    def coldest(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
+        """The payloads that evict would come to first; nothing is removed."""
+
+    def expire(self, now_ns: int) -> NDArray[numpy.uint64]:
+        """Payloads that were not touched for the time to live."""
+
+    def clear(self, ns: int, reason: MissReason) -> NDArray[numpy.uint64]:
+        """Everything of one namespace that is not pinned."""
+
+    def clear_all(self, reason: MissReason) -> NDArray[numpy.uint64]:
+        """Everything that is not pinned."""
