@@ -26,7 +26,9 @@ class PrefixOracle:
     def insert(self, tokens: Prefix, payloads: list[int], ns: int) -> list[int]:
         """The payloads that were not taken."""
         present = self.match(tokens, ns)
-        self.stored.update(zip(((ns, p) for p in self.prefixes(tokens)[len(present) :]), payloads[len(present) :], strict=False))
+        self.stored.update(
+            zip(((ns, p) for p in self.prefixes(tokens)[len(present) :]), payloads[len(present) :], strict=False)
+        )
         return payloads[: len(present)]
 
     def may_go(self, key: tuple[int, Prefix]) -> bool:
