@@ -41,6 +41,8 @@ void register_arena(nb::module_& m) {
         .def(nb::init<std::shared_ptr<Arena>, std::uint64_t, bool>(), "arena"_a, "nbytes"_a, "sole"_a = false)
         .def("map", &Range::map, "first"_a, "count"_a, ReleaseGil())
         .def("unmap", &Range::unmap, "first"_a, "count"_a, ReleaseGil())
+        .def("ensure", &Range::ensure, "first"_a, "count"_a, ReleaseGil(), "Map those of the pages that are not.")
+        .def("drop", &Range::drop, "first"_a, "count"_a, ReleaseGil(), "Unmap those of the pages that are mapped.")
         .def("page_at", [](const Range& range, std::uint64_t index) -> std::int64_t {
             const std::uint32_t page = range.page_at(index);
             return page == kNoPage ? -1 : std::int64_t{page};

@@ -9,6 +9,7 @@
 #include "bindings/registry.hpp"
 #include "core/block_table.hpp"
 #include "core/error.hpp"
+#include "core/swap.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -67,8 +68,11 @@ void register_blocks(nb::module_& m) {
         .def_ro("reserved", &TierCounts::reserved)
         .def_ro("overhang", &TierCounts::overhang);
 
-    nb::class_<Table>(m, "BlockTable", "References, places and states of blocks; each call is atomic over its batch.")
-        .def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram) { new (self) Table({hbm, dram}); }, "hbm"_a, "dram"_a)
+    nb::class_<Table> cls(m, "BlockTable", "References, places and states of blocks; each call is atomic over its batch.");
+    cls.attr("SEALED") = nb::int_(Table::kSealed);
+    cls.attr("INDEXED") = nb::int_(Table::kIndexed);
+    cls.attr("PRIVATE") = nb::int_(Table::kPrivate);
+    cls.def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram) { new (self) Table({hbm, dram}); }, "hbm"_a, "dram"_a)
         .def("alloc", [](Table& table, Out<std::uint64_t> handles, unsigned mask) {
             const ReleaseIfLong release(handles.size());
             return table.alloc({handles.data(), handles.size()}, mask);
@@ -110,7 +114,7 @@ void register_blocks(nb::module_& m) {
         }, "handles"_a, "tier"_a, "to"_a)
         .def("set_limit", &Table::set_limit, "tier"_a, "limit"_a)
         .def("evictable_overhang", &Table::evictable_overhang, "tier"_a)
-        .def("used_end", &Table::used_end, "tier"_a)
+        .def("overhang", &Table::overhang, "tier"_a)
         .def("counts", &Table::counts, "tier"_a)
         .def("longest_free_run", &Table::longest_free_run, "tier"_a)
         .def_prop_ro("num_live", &Table::num_live)
@@ -118,6 +122,17 @@ void register_blocks(nb::module_& m) {
              "The blocks in these tiers that only the index refers to, as a filter for the index.")
         .def("is_evictable", &Table::is_evictable, "handle"_a, "mask"_a)
         .def("check", &Table::check, nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<TierGeometry>(m, "TierGeometry", "Where the planes of a tier's blocks lie.")
+        .def("__init__", [](TierGeometry* self, std::uintptr_t base, std::uint64_t slot_stride, std::uint64_t plane_stride) {
+            new (self) TierGeometry{reinterpret_cast<std::byte*>(base), slot_stride, plane_stride};
+        }, "base"_a, "slot_stride"_a, "plane_stride"_a);
+    m.def("swap_blocks", [](const TierGeometry& from, const TierGeometry& to, In<std::int32_t> from_slots, In<std::int32_t> to_slots,
+                            std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads) {
+        if (from_slots.size() != to_slots.size()) throw Error(Code::kConfig, "a move's arrays differ in length");
+        const nb::gil_scoped_release release;
+        swap_blocks(from, to, in(from_slots), in(to_slots), num_planes, plane_bytes, threads);
+    }, "source"_a, "target"_a, "from_slots"_a, "to_slots"_a, "num_planes"_a, "plane_bytes"_a, "threads"_a);
 }
 
 }  // namespace poolweave::bindings

@@ -25,7 +25,7 @@ bool BlockTable::alloc(std::span<std::uint64_t> out, unsigned mask) {
     const std::lock_guard lock(mutex_);
     std::size_t available = 0;
     for (unsigned tier = 0; tier < kTiers; ++tier) {
-        if ((mask >> tier & 1) != 0) available += stores_[tier].free.count();
+        if ((mask >> tier & 1) != 0) available += stores_[tier].room();
     }
     if (available < out.size()) return false;
     std::uint64_t* next = out.data();
@@ -33,7 +33,7 @@ bool BlockTable::alloc(std::span<std::uint64_t> out, unsigned mask) {
     for (unsigned tier = 0; tier < kTiers && left > 0; ++tier) {
         if ((mask >> tier & 1) == 0) continue;
         Store& store = stores_[tier];
-        const std::size_t n = std::min(left, store.free.count());
+        const std::size_t n = std::min(left, store.room());
         store.free.take_lowest(n, next);
         store.counts.used += n;
         left -= n;
@@ -80,9 +80,7 @@ void BlockTable::seal(Handles handles) {
 
 void BlockTable::set_private(Handles handles) {
     const std::lock_guard lock(mutex_);
-    require_distinct(handles, [](std::uint64_t handle, const Block& b) {
-        if ((b.flags & kIndexed) != 0) throw Error(Code::kConfig, "an indexed block cannot become private", {number(handle)});
-    });
+    for (const std::uint64_t handle : handles) (void)get(handle);
     for (const std::uint64_t handle : handles) blocks_[id_of(handle)].flags |= kPrivate;
 }
 
@@ -95,7 +93,6 @@ std::size_t BlockTable::check_insertable(Handles handles) {
         if ((b.flags & kSealed) == 0) {
             throw Error(Code::kNotSealed, "only sealed blocks can be indexed; call seal() when their KV is written", {number(handle)});
         }
-        if ((b.flags & kPrivate) != 0) throw Error(Code::kPrivate, "a private block cannot be indexed", {number(handle)});
         indexed += (b.flags & kIndexed) != 0;
     });
     return indexed;
@@ -217,7 +214,8 @@ bool BlockTable::begin_move(Handles handles, unsigned tier, Places from, std::sp
         if ((b.flags & kMoving) != 0) throw Error(Code::kConfig, "a block is being moved already", {number(handle)});
     });
     Store& store = stores_.at(tier);
-    if (store.free.count() < handles.size()) return false;
+    const bool within = std::all_of(handles.begin(), handles.end(), [&](auto h) { return tier_of(blocks_[id_of(h)]) == tier; });
+    if ((within ? store.free.count() : store.room()) < handles.size()) return false;
     store.free.take_lowest(handles.size(), to.data());
     store.counts.used += handles.size();
     store.counts.reserved += handles.size();
@@ -306,12 +304,15 @@ std::vector<std::uint64_t> BlockTable::evictable_overhang(unsigned tier) const {
     return found;
 }
 
-std::uint32_t BlockTable::used_end(unsigned tier) const {
+std::vector<std::uint32_t> BlockTable::overhang(unsigned tier) const {
     const std::lock_guard lock(mutex_);
-    const std::vector<Slot>& slots = stores_.at(tier).slots;
-    std::size_t end = slots.size();
-    while (end > 0 && slots[end - 1].owner == kNobody) --end;
-    return static_cast<std::uint32_t>(end);
+    const Store& store = stores_.at(tier);
+    std::vector<std::uint32_t> found;
+    if (store.counts.overhang == 0) return found;
+    for (auto slot = static_cast<std::uint32_t>(store.counts.limit); slot < store.slots.size(); ++slot) {
+        if (store.slots[slot].owner != kNobody) found.push_back(slot);
+    }
+    return found;
 }
 
 // --- questions ---------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ bool BlockTable::is_evictable(std::uint64_t handle, unsigned mask) const noexcep
 TierCounts BlockTable::counts(unsigned tier) const {
     const std::lock_guard lock(mutex_);
     TierCounts counts = stores_.at(tier).counts;
-    counts.free = stores_[tier].free.count();
+    counts.free = stores_[tier].room();
     return counts;
 }
 

@@ -7,6 +7,7 @@
 // 16 bytes a block, 8 a slot, 1.02 bits a slot in the free set.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +33,7 @@ struct Places {
 
 struct TierCounts {
     std::uint64_t limit = 0;       // slots that may be allocated
-    std::uint64_t free = 0;        // of them free
+    std::uint64_t free = 0;        // how many can be allocated now; none while `used` exceeds the limit
     std::uint64_t used = 0;        // occupied, above the limit too; limbo and move targets count
     std::uint64_t historical = 0;  // only the index refers to them: evictable
     std::uint64_t pinned = 0;      // indexed, and others refer to them too
@@ -57,8 +58,8 @@ class BlockTable {
     void seal(Handles handles);
     void set_private(Handles handles);
 
-    // What the index took and gave up. `check_insertable` throws kNotSealed, kPrivate, and kConfig for a block given twice;
-    // it returns how many are indexed already. `index` adds the index's reference, `unindex` drops it.
+    // What the index took and gave up. `check_insertable` throws kNotSealed, and kConfig for a block given twice.
+    // It returns how many are indexed already. `index` adds the index's reference, `unindex` drops it.
     std::size_t check_insertable(Handles handles);
     void index(Handles handles);
     std::size_t unindex(Handles handles);
@@ -80,10 +81,9 @@ class BlockTable {
 
     // Raise or lower what may be allocated in `tier`. Blocks at or above a lowered limit stay until freed or moved.
     void set_limit(unsigned tier, std::uint32_t limit);
-    // Evictable blocks at or above the limit.
+    // Evictable blocks at or above the limit; occupied slots there, ascending.
     std::vector<std::uint64_t> evictable_overhang(unsigned tier) const;
-    // One more than the highest occupied slot.
-    std::uint32_t used_end(unsigned tier) const;
+    std::vector<std::uint32_t> overhang(unsigned tier) const;
 
     bool is_evictable(std::uint64_t handle, unsigned mask) const noexcept;
     TierCounts counts(unsigned tier) const;
@@ -118,6 +118,11 @@ class BlockTable {
         std::vector<Slot> slots;
         SlotSet free;
         TierCounts counts;
+
+        // A lowered limit bounds what is used in all, also while blocks above it are still there.
+        std::size_t room() const noexcept {
+            return counts.used >= counts.limit ? 0 : std::min<std::size_t>(free.count(), counts.limit - counts.used);
+        }
     };
 
     static std::uint32_t id_of(std::uint64_t handle) noexcept { return static_cast<std::uint32_t>(handle); }

@@ -29,7 +29,6 @@ void BlockTable::check() const {
         const std::uint32_t others = b.loans + ((b.flags & kIndexed) != 0) + ((b.flags & kMoving) != 0);
         require(b.refs >= others, "fewer references than the index, loans and moves hold");
         require((b.flags & kIndexed) == 0 || (b.flags & kSealed) != 0, "an indexed block is not sealed");
-        require((b.flags & kIndexed) == 0 || (b.flags & kPrivate) == 0, "an indexed block is private");
         require(tier_of(b) < kTiers && slot_of(b) < stores_[tier_of(b)].slots.size(), "a block lies nowhere");
         require(stores_[tier_of(b)].slots[slot_of(b)].owner == id, "a block's slot is not its own");
         ++live;

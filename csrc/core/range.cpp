@@ -9,6 +9,7 @@
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "core/error.hpp"
 
@@ -72,6 +73,48 @@ Range::~Range() {
 void Range::map(std::uint64_t first, std::uint64_t count) {
     const std::lock_guard lock(mutex_);
     require(first, count, false);
+    map_locked(first, count);
+}
+
+void Range::unmap(std::uint64_t first, std::uint64_t count) {
+    const std::lock_guard lock(mutex_);
+    require(first, count, true);
+    unmap_locked(first, count);
+}
+
+void Range::ensure(std::uint64_t first, std::uint64_t count) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> done;
+    try {
+        each_run(first, count, false, [&](std::uint64_t at, std::uint64_t n) {
+            map_locked(at, n);
+            done.emplace_back(at, n);
+        });
+    } catch (const Error&) {
+        for (const auto& [at, n] : done) unmap_locked(at, n);
+        throw;
+    }
+}
+
+void Range::drop(std::uint64_t first, std::uint64_t count) {
+    const std::lock_guard lock(mutex_);
+    each_run(first, count, true, [&](std::uint64_t at, std::uint64_t n) { unmap_locked(at, n); });
+}
+
+// Calls apply(first, count) for each run of pages that are mapped, or are not.
+template <typename Apply>
+void Range::each_run(std::uint64_t first, std::uint64_t count, bool mapped, Apply apply) {
+    require_inside(first, count);
+    const std::uint64_t end = first + count;
+    for (std::uint64_t at = first; at < end;) {
+        std::uint64_t next = at;
+        while (next < end && (table_[next] != kNoPage) == mapped) ++next;
+        if (next > at) apply(at, next - at);
+        at = next + (next == at);
+    }
+}
+
+void Range::map_locked(std::uint64_t first, std::uint64_t count) {
     if (count == 0) return;
     const std::uint32_t before = first > 0 ? table_[first - 1] : kNoPage;
     const bool follow = !sole_ && before != kNoPage;  // join the mapping below
@@ -90,9 +133,7 @@ void Range::map(std::uint64_t first, std::uint64_t count) {
     num_mapped_ += count;
 }
 
-void Range::unmap(std::uint64_t first, std::uint64_t count) {
-    const std::lock_guard lock(mutex_);
-    require(first, count, true);
+void Range::unmap_locked(std::uint64_t first, std::uint64_t count) {
     if (count == 0) return;
     if (!reserve_again(first, count)) {
         const int number = errno;
@@ -125,11 +166,15 @@ void Range::check() const {
     if (mapped != num_mapped_) throw std::logic_error("a range counts its pages wrong");
 }
 
-void Range::require(std::uint64_t first, std::uint64_t count, bool mapped) const {
+void Range::require_inside(std::uint64_t first, std::uint64_t count) const {
     if (first > table_.size() || count > table_.size() - first) {
         throw Error(Code::kConfig, "pages " + std::to_string(first) + " to " + std::to_string(first + count) +
                                        " lie outside a range of " + std::to_string(table_.size()));
     }
+}
+
+void Range::require(std::uint64_t first, std::uint64_t count, bool mapped) const {
+    require_inside(first, count);
     for (std::uint64_t index = first; index < first + count; ++index) {
         if ((table_[index] != kNoPage) != mapped) {
             throw Error(Code::kConfig, "page " + std::to_string(index) + (mapped ? " is not mapped" : " is mapped already"));

@@ -31,6 +31,10 @@ class Range {
     // Give pages [first, first + count) back; they read as zeros from then on. Throws kConfig when one is not mapped.
     void unmap(std::uint64_t first, std::uint64_t count);
 
+    // The same for those of the pages that are not mapped yet, or still are.
+    void ensure(std::uint64_t first, std::uint64_t count);
+    void drop(std::uint64_t first, std::uint64_t count);
+
     std::byte* data() const noexcept { return base_; }
     std::uint64_t nbytes() const noexcept { return nbytes_; }
     std::uint64_t num_pages() const noexcept { return table_.size(); }
@@ -42,7 +46,12 @@ class Range {
     void check() const;
 
   private:
+    void require_inside(std::uint64_t first, std::uint64_t count) const;
     void require(std::uint64_t first, std::uint64_t count, bool mapped) const;
+    void map_locked(std::uint64_t first, std::uint64_t count);
+    void unmap_locked(std::uint64_t first, std::uint64_t count);
+    template <typename Apply>
+    void each_run(std::uint64_t first, std::uint64_t count, bool mapped, Apply apply);
     bool map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages);
     bool reserve_again(std::uint64_t first, std::uint64_t count) noexcept;
 
