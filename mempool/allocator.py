@@ -98,7 +98,9 @@ class Allocator:
     def _numbers(self, tier: Tier) -> list[int]:
         numbers = [number for number in self._space.tiers if tier.value >> number & 1]
         if not numbers:
-            raise ConfigError(f"this pool has no {tier.name} tier; create it with dram=...", setting="tier", value=str(tier))
+            raise ConfigError(
+                f"this pool has no {tier.name} tier; create it with dram=...", setting="tier", value=str(tier)
+            )
         return numbers
 
     def out_of_blocks(self, needed: int, tier: Tier, kind: type[OutOfBlocks], when: str) -> OutOfBlocks:

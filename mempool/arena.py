@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from poolweave.mempool import _native
 from poolweave.types import parse_bytes
@@ -83,7 +83,7 @@ class Arena:
 
     def stats(self) -> ArenaStats:
         s = self._native.stats()
-        return ArenaStats(**{name: getattr(s, name) for name in ArenaStats.__slots__})  # type: ignore[attr-defined]
+        return ArenaStats(**{field.name: getattr(s, field.name) for field in fields(ArenaStats)})
 
     def check(self) -> None:
         """Raises RuntimeError when an invariant does not hold."""

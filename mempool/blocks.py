@@ -11,7 +11,7 @@ from poolweave.types import BlockId, UInt64Array
 
 
 class Blocks:
-    """Handles in token order, as a uint64 array. A value: owning references on the blocks is a matter of who was given it.
+    """Handles in token order, as a uint64 array. A value: it owns no references, whoever was given it does.
 
     `owner` is the epoch of the pool they came from (0: not known), so that a pool can refuse blocks of another one.
     Indexing gives a BlockId, slicing and `+` give Blocks.
@@ -25,7 +25,7 @@ class Blocks:
 
     @classmethod
     def of(cls, handles: object, owner: int = 0) -> Blocks:
-        """From any sequence of handles. Raises TypeError for what is no integer, OverflowError for what is no handle."""
+        """From any sequence of handles. Raises TypeError for what is no integer, OverflowError for negative ones."""
         array = np.asarray(handles)
         if array.size and array.dtype.kind not in "iu":
             raise TypeError(f"handles are integers, got {array.dtype}")

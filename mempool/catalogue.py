@@ -24,8 +24,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """`num_tokens` of the prompt are indexed now. `duplicates` are the first given blocks, not taken because their places
-    were indexed already; `surplus` are those of them that differ from what the index has there.
+    """`num_tokens` of the prompt are indexed now. `duplicates` are the first given blocks, not taken because their
+    places were indexed already; `surplus` are those of them that differ from what the index has there.
     """
 
     num_tokens: int
@@ -50,7 +50,9 @@ class Catalogue:
         """What names the namespace on the wire. Raises ConfigError for one that namespace() did not give."""
         ns = self.default_ns if ns is None else ns
         if ns not in self._digests:
-            raise ConfigError(f"namespace {ns} is not known here; get it from namespace(identity)", setting="ns", value=ns)
+            raise ConfigError(
+                f"namespace {ns} is not known here; get it from namespace(identity)", setting="ns", value=ns
+            )
         return self._digests[ns]
 
     def match(self, tokens: Int32Array, ns: int | None) -> Found:
@@ -61,8 +63,8 @@ class Catalogue:
         return Found(match.blocks, match.num_tokens, match.miss_reason)
 
     def insert(self, tokens: Int32Array, handles: UInt64Array, ns: int | None) -> Indexed:
-        """Index the whole blocks of `tokens` that `handles` has. Raises NotSealed, UnknownBlock, StaleHandle, ConfigError
-        for a block given twice or indexed under another prefix; then nothing changed.
+        """Index the whole blocks of `tokens` that `handles` has. Raises NotSealed, UnknownBlock, StaleHandle, and
+        ConfigError for a block given twice or indexed under another prefix; then nothing changed.
         """
         space = self._space
         ns = self.default_ns if ns is None else ns
@@ -95,4 +97,6 @@ class Catalogue:
         in_place[: len(there)] = handles[: len(there)] == there
         if np.any(indexed & ~in_place):
             handle = int(handles[int(np.argmax(indexed & ~in_place))])
-            raise ConfigError(f"block {handle} is indexed under another prefix already; copy it to a new block", setting="blocks")
+            raise ConfigError(
+                f"block {handle} is indexed under another prefix already; copy it to a new block", setting="blocks"
+            )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poolweave.errors import ConfigError
-from poolweave.transfer import TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +19,6 @@ class PoolConfig:
     max_hbm: int | str | None = None
     max_dram: int | str | None = None
     copy_threads: int = 2
-    transfer: TransferConfig | None = None
 
     def __post_init__(self) -> None:
         if self.page_bytes < 4096 or self.page_bytes & (self.page_bytes - 1):
@@ -30,5 +28,6 @@ class PoolConfig:
             )  # fmt: skip
         if not 1 <= self.copy_threads <= 64:
             raise ConfigError(
-                f"copy_threads must lie in [1, 64], got {self.copy_threads}", setting="copy_threads", value=self.copy_threads
-            )
+                f"copy_threads must lie in [1, 64], got {self.copy_threads}",
+                setting="copy_threads", value=self.copy_threads,
+            )  # fmt: skip

@@ -24,7 +24,12 @@ class Hit:
     __slots__ = ("_open", "_release", "blocks", "miss_reason", "num_tokens", "tiers")
 
     def __init__(
-        self, blocks: Blocks, num_tokens: int, tiers: npt.NDArray[np.uint8], miss_reason: Any, release: Callable[[Blocks], None]
+        self,
+        blocks: Blocks,
+        num_tokens: int,
+        tiers: npt.NDArray[np.uint8],
+        miss_reason: Any,
+        release: Callable[[Blocks], None],
     ) -> None:
         self.blocks = blocks
         self.num_tokens = num_tokens
@@ -50,11 +55,15 @@ class Hit:
     def __enter__(self) -> Hit:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_open", False) and len(self.blocks):
             warnings.warn(
-                f"poolweave: a Hit of {len(self.blocks)} blocks was not closed: they stay pinned", ResourceWarning, stacklevel=2
+                f"poolweave: a Hit of {len(self.blocks)} blocks was not closed: they stay pinned",
+                ResourceWarning,
+                stacklevel=2,
             )

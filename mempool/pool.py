@@ -38,15 +38,15 @@ BlocksLike: TypeAlias = "Blocks | UInt64Array | Sequence[int]"
 class MemPool:
     """KV blocks over HBM and DRAM, an index from prompts to them, and transfers to other instances.
 
-    Blocks are reference-counted: alloc() gives the caller one reference, match() gives one to its Hit, insert() adds the
-    index's, free() drops the caller's. Blocks that only the index refers to are evicted, least recently used first, when
-    room is needed. Every call is atomic over all its blocks: wrong handles raise UnknownBlock or StaleHandle and change
-    nothing. Thread-safe. Close it, best by `with`; views stay valid afterwards.
+    Blocks are reference-counted: alloc() gives the caller one reference, match() gives one to its Hit, insert() adds
+    the index's, free() drops the caller's. Blocks that only the index refers to are evicted, least recently used
+    first, when room is needed. Every call is atomic over all its blocks: wrong handles raise UnknownBlock or
+    StaleHandle and change nothing. Thread-safe. Close it, best by `with`; views stay valid afterwards.
     """
 
     def __init__(
-        self, layout: KVLayout, *, instance: str | None = None, hbm: int | str, dram: int | str = 0, device: str = "cpu",
-        config: PoolConfig | None = None,
+        self, layout: KVLayout, *, instance: str | None = None, hbm: int | str, dram: int | str = 0,
+        device: str = "cpu", config: PoolConfig | None = None,
     ) -> None:  # fmt: skip
         """`hbm` and `dram` are sizes in bytes or like "2GiB"; 0 means no DRAM tier. On device "cpu" HBM is host memory.
 
@@ -55,7 +55,9 @@ class MemPool:
         """
         config = config or PoolConfig()
         if device != "cpu":
-            raise ConfigError(f"device {device!r} is not available; this build has 'cpu'", setting="device", value=device)
+            raise ConfigError(
+                f"device {device!r} is not available; this build has 'cpu'", setting="device", value=device
+            )
         self.layout = layout
         self.instance = instance if instance is not None else f"pool-{secrets.token_hex(6)}"
         self._config = config
@@ -80,8 +82,8 @@ class MemPool:
         """`num_blocks` blocks with one reference each, all or none; their bytes are undefined.
 
         `Tier.HBM | Tier.DRAM` takes either, HBM first. When blocks are short, historical ones are demoted to DRAM or
-        evicted, in one pass at most. With `timeout` (seconds) it waits its turn without the GIL. Raises OutOfBlocks with
-        the figures; AllocTimeout (also a TimeoutError) at the deadline. About 20 ns a block in batches of 128.
+        evicted, in one pass at most. With `timeout` (seconds) it waits its turn without the GIL. Raises OutOfBlocks
+        with the figures; AllocTimeout (also a TimeoutError) at the deadline. About 20 ns a block in batches of 128.
         """
         if timeout is not None:
             return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout), self._epoch)
@@ -190,13 +192,13 @@ class MemPool:
     def resize(self, *, hbm: int | str | None = None, dram: int | str | None = None) -> None:
         """Change tiers while in use, up to the maximum they were made with. Growing is done at once.
 
-        Shrinking evicts and moves historical blocks, never live ones: while those lie above the new size nothing more is
-        allocated than the new size has, and their memory goes back as they are freed. Raises ConfigError.
+        Shrinking evicts and moves historical blocks, never live ones: while more live than the new size holds, nothing
+        is allocated, and what lies above it goes back as it is freed. Raises ConfigError.
         """
-        sizes = [(number, parse_bytes(size, name)) for number, name, size in ((HBM, "hbm", hbm), (DRAM, "dram", dram)) if size is not None]
-        for number, nbytes in sizes:
-            self._resizer.resize(number, nbytes)
-        self._allocator.released(len(sizes))
+        for number, name, size in ((HBM, "hbm", hbm), (DRAM, "dram", dram)):
+            if size is not None:
+                self._resizer.resize(number, parse_bytes(size, name))
+        self._allocator.released(1)
 
     # --- whole pool -----------------------------------------------------------------------------------------
 
@@ -227,7 +229,9 @@ class MemPool:
     def __enter__(self) -> MemPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -37,7 +37,7 @@ class Reclaimer:
         return sum(c.free for c in counts), sum(c.historical for c in counts)
 
     def demote(self, num_blocks: int) -> int:
-        """Move the coldest historical blocks of HBM to DRAM, where older ones are dropped for them. -> how many moved"""
+        """Move the coldest historical blocks of HBM to DRAM, dropping older ones there. -> how many moved"""
         space = self._space
         victims = space.index.coldest(num_blocks, filter=space.table.evictable(1 << HBM))
         if not len(victims):

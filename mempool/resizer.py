@@ -24,7 +24,9 @@ class Resizer:
         with space.lock:
             if number not in space.tiers:
                 name = str(TIERS[number].name).lower()
-                raise ConfigError(f"this pool has no {name} tier; create it with {name}=...", setting=name, value=nbytes)
+                raise ConfigError(
+                    f"this pool has no {name} tier; create it with {name}=...", setting=name, value=nbytes
+                )
             memory = space.tiers[number]
             slots = memory.slots_for(nbytes)
             if slots >= memory.num_slots:

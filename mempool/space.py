@@ -54,7 +54,8 @@ class BlockSpace:
         """
         if not len(handles):
             return True
-        tiers, slots, to = np.empty(len(handles), np.uint8), np.empty(len(handles), np.int32), np.empty(len(handles), np.int32)
+        tiers = np.empty(len(handles), np.uint8)
+        slots, to = np.empty((2, len(handles)), np.int32)
         if not self.table.begin_move(handles, target, tiers, slots, to):
             return False
         try:

@@ -38,12 +38,12 @@ class TierSize:
         slots = nbytes // layout.block_bytes
         if slots < 1 or slots > _MAX_SLOTS:
             raise ConfigError(
-                f"{self.setting}={nbytes} bytes holds {slots} blocks of {layout.block_bytes}; give it 1 to {_MAX_SLOTS}",
+                f"{self.setting}={nbytes} bytes holds {slots} blocks of {layout.block_bytes}: not in [1, {_MAX_SLOTS}]",
                 setting=self.setting, value=nbytes, limit=layout.block_bytes,
             )  # fmt: skip
         if nbytes > self.max_bytes:
             raise ConfigError(
-                f"{self.setting}={nbytes} bytes exceeds max_{self.setting}={self.max_bytes}; raise it when the pool is made",
+                f"{self.setting}={nbytes} bytes exceeds max_{self.setting}={self.max_bytes}; make the pool with more",
                 setting=self.setting, value=nbytes, limit=self.max_bytes,
             )  # fmt: skip
         return slots
