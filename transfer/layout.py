@@ -101,6 +101,17 @@ class KVLayout:
         return self.block_tokens * self.kv_heads * self.head_dim * self.dtype_bytes
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one token in a small block: all heads of one part of one layer."""
+        return self.kv_heads * self.head_dim * self.dtype_bytes
+
+    def strides(self, num_slots: int) -> tuple[int, int, int]:
+        """Bytes from a slot, a plane (layer, part) and a row (token) to the next, in a tier of `num_slots` slots."""
+        if self.order == "aggregated":
+            return self.block_bytes, self.plane_bytes, self.row_bytes
+        return self.plane_bytes, num_slots * self.plane_bytes, self.row_bytes
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of a whole block, all layers and parts."""
         return self.num_planes * self.plane_bytes

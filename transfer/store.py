@@ -20,7 +20,9 @@ from poolweave.types import Int32Array, Tier, UInt64Array
 class Region:
     """The memory of one tier that peers may read: block `slot` of an aggregated tier lies at `slot * block_bytes`.
 
-    `fd` is a read-only reopen of its memfd (-1 when the memory cannot be mapped by others), owned by the store.
+    It spans the tier's maximum and stays the same for the store's life, so growth never moves it; slots without
+    memory behind them are never lent or placed. `fd` is a read-only reopen of its memfd, whose byte 0 is the byte at
+    `address` and whose size is at least `nbytes` (-1: the memory cannot be mapped by others); the store owns it.
     """
 
     tier: Tier
@@ -50,7 +52,7 @@ class Incoming:
     insert: bool = False
     private: bool = False
     on_demand: Tier | None = Tier.HBM  # tiers that may be allocated from; None: `reserved` is used
-    reserved: UInt64Array | None = None
+    reserved: UInt64Array | None = None  # `fresh` is its first blocks, whose references pass to the placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class BlockStore(Protocol):
 
     def commit(self, placement: Placement) -> UInt64Array:
         """The bytes arrived and were checked: seal whole blocks, index them if asked. -> held + fresh, in order.
+
+        A partial last block stays unsealed and is never indexed.
 
         The caller owns one reference on each block returned.
         """

@@ -3,10 +3,28 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace poolweave {
 
 // XXH3-64 of `nbytes` at `data`; the same on every platform.
 std::uint64_t checksum(const void* data, std::size_t nbytes) noexcept;
+
+// The same sum over data that comes in pieces. Reusable after reset().
+class Hasher {
+  public:
+    Hasher();
+    ~Hasher();
+    Hasher(const Hasher&) = delete;
+    Hasher& operator=(const Hasher&) = delete;
+
+    void reset() noexcept;
+    void update(const void* data, std::size_t nbytes) noexcept;
+    std::uint64_t digest() const noexcept;
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
 
 }  // namespace poolweave

@@ -3,230 +3,14 @@ Native core of poolweave: arenas, blocks, the radix tree, copies and streams.
 """
 
 import enum
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy
 from numpy.typing import NDArray
 
-class ArenaStats:
-    """What an arena has, in bytes."""
-
-    @property
-    def page_bytes(self) -> int: ...
-    @property
-    def capacity_bytes(self) -> int: ...
-    @property
-    def budget_bytes(self) -> int: ...
-    @property
-    def held_bytes(self) -> int: ...
-    @property
-    def kept_bytes(self) -> int: ...
-    @property
-    def resident_bytes(self) -> int: ...
-    @property
-    def processes(self) -> int: ...
-
-class Arena:
-    """Physical pages under a byte budget, in an anonymous memfd."""
-
-    @staticmethod
-    def create(capacity_bytes: int, budget_bytes: int, page_bytes: int) -> Arena: ...
-    @staticmethod
-    def attach(data_fd: int, ledger_fd: int) -> Arena:
-        """Join another process's arena; both are duplicated."""
-
-    def set_budget(self, nbytes: int) -> None: ...
-    def trim(self) -> int:
-        """Return the memory of all free pages to the system. -> bytes"""
-
-    def reap(self) -> int:
-        """Free what dead processes held. -> bytes"""
-
-    def stats(self) -> ArenaStats: ...
-    def check(self) -> None: ...
-    def readonly_fd(self) -> int:
-        """The memory opened read-only; the arena owns the descriptor."""
-
-    @property
-    def data_fd(self) -> int: ...
-    @property
-    def ledger_fd(self) -> int: ...
-    @property
-    def page_bytes(self) -> int: ...
-
-class Range:
-    """Reserved address space into which an arena's pages are mapped."""
-
-    def __init__(self, arena: Arena, nbytes: int, sole: bool = False) -> None: ...
-    def map(self, first: int, count: int) -> None: ...
-    def unmap(self, first: int, count: int) -> None: ...
-    def ensure(self, first: int, count: int) -> None:
-        """Map those of the pages that are not."""
-
-    def drop(self, first: int, count: int) -> None:
-        """Unmap those of the pages that are mapped."""
-
-    def page_at(self, index: int) -> int:
-        """The arena page behind page `index`, or -1."""
-
-    def check(self) -> None: ...
-    def buffer(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-        """The whole span as uint8[nbytes]; zeros where nothing is mapped."""
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def num_pages(self) -> int: ...
-    @property
-    def num_mapped(self) -> int: ...
-    @property
-    def sole(self) -> bool: ...
-
 class EvictFilter:
-    """Which payloads an index may give up."""
-
-class EvictableBlocks(EvictFilter):
     pass
-
-class TierCounts:
-    """Slots of one tier."""
-
-    @property
-    def limit(self) -> int: ...
-    @property
-    def free(self) -> int: ...
-    @property
-    def used(self) -> int: ...
-    @property
-    def historical(self) -> int: ...
-    @property
-    def pinned(self) -> int: ...
-    @property
-    def leased(self) -> int: ...
-    @property
-    def limbo(self) -> int: ...
-    @property
-    def reserved(self) -> int: ...
-    @property
-    def overhang(self) -> int: ...
-
-class BlockTable:
-    """
-    References, places and states of blocks; each call is atomic over its batch.
-    """
-
-    def __init__(self, hbm: int, dram: int) -> None: ...
-
-    SEALED: int = 1
-
-    INDEXED: int = 2
-
-    PRIVATE: int = 4
-
-    def alloc(
-        self, out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")], mask: int
-    ) -> bool: ...
-    def free(
-        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> int: ...
-    def retain(
-        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> None: ...
-    def seal(
-        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> None: ...
-    def set_private(
-        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> None: ...
-    def check_insertable(
-        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> int: ...
-    def index(
-        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> None: ...
-    def unindex(
-        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> int: ...
-    def lend(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-    ) -> None: ...
-    def give_back(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> int: ...
-    def locate(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-    ) -> None: ...
-    def slots(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tier: int,
-        out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-    ) -> None: ...
-    def flags(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-    ) -> None: ...
-    def begin_move(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tier: int,
-        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
-        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-    ) -> bool: ...
-    def commit_move(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tier: int,
-        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> int: ...
-    def abort_move(
-        self,
-        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tier: int,
-        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> int: ...
-    def set_limit(self, tier: int, limit: int) -> None: ...
-    def evictable_overhang(self, tier: int) -> list[int]: ...
-    def overhang(self, tier: int) -> list[int]: ...
-    def counts(self, tier: int) -> TierCounts: ...
-    def longest_free_run(self, tier: int) -> int: ...
-    @property
-    def num_live(self) -> int: ...
-    def evictable(self, mask: int) -> EvictableBlocks:
-        """
-        The blocks in these tiers that only the index refers to, as a filter for the index.
-        """
-
-    def is_evictable(self, handle: int, mask: int) -> bool: ...
-    def check(self) -> None: ...
-
-class TierGeometry:
-    """Where the planes of a tier's blocks lie."""
-
-    def __init__(self, base: int, slot_stride: int, plane_stride: int) -> None: ...
-
-def swap_blocks(
-    source: TierGeometry,
-    target: TierGeometry,
-    from_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    to_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    num_planes: int,
-    plane_bytes: int,
-    threads: int,
-) -> None: ...
 
 class MissReason(enum.Enum):
     """Why a lookup stopped where it did."""
@@ -416,6 +200,132 @@ class RadixTree:
 
     def clear_all(self, reason: MissReason) -> NDArray[numpy.uint64]:
         """Everything that is not pinned."""
+
+class Grid:
+    """Memory of one tier as slots x planes x rows, by strides."""
+
+    def __init__(
+        self,
+        *,
+        base: int,
+        nbytes: int,
+        slot_stride: int,
+        plane_stride: int,
+        row_stride: int,
+        row_bytes: int,
+        num_slots: int,
+        num_planes: int,
+        num_rows: int,
+    ) -> None: ...
+
+class Window:
+    """The planes and the bytes of each row that move."""
+
+    def __init__(self, first_plane: int, num_planes: int, row_offset: int, row_bytes: int) -> None: ...
+
+class Extents:
+    """
+    The runs of memory of a list of blocks, in canonical order; does not own them.
+    """
+
+    def __init__(
+        self,
+        grids: Sequence[Grid],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        windows: Sequence[Window] = [],
+    ) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_runs(self) -> int: ...
+    @property
+    def num_coalesced(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Abort:
+    """Ends a copy or a pull from another thread."""
+
+    def __init__(self) -> None: ...
+    def set(self) -> None: ...
+    @property
+    def is_set(self) -> bool: ...
+
+class Outcome(enum.Enum):
+    DONE = 0
+
+    REVOKED = 1
+
+    ABORTED = 2
+
+def copy_blocks(
+    source: Extents,
+    target: Extents,
+    first: int,
+    count: int,
+    threads: int,
+    words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    index: int,
+    lease: int,
+    abort: Abort,
+    hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")] | None = None,
+) -> Outcome:
+    """Copy blocks while words[index] holds `lease`."""
+
+def hash_blocks(
+    extents: Extents,
+    first: int,
+    threads: int,
+    hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")],
+) -> None:
+    """XXH3-64 of each block, one for each place of `hashes`."""
+
+def store_word(
+    words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")], index: int, value: int
+) -> None:
+    """
+    Store a lease word so that no later write of this process is seen before it.
+    """
+
+class Wire:
+    """Owns a connected socket of the data plane."""
+
+    def __init__(self, fd: int) -> None: ...
+    def shut_down(self) -> None: ...
+
+class StreamServer:
+    """The sender's side of the data plane."""
+
+    def __init__(self, stall_s: float, idle_s: float) -> None: ...
+    def publish(self, offer: int, nonce: int, extents: Extents, lifetime_s: float) -> None:
+        """Copies `extents`; its memory must outlive the offer."""
+
+    def revoke(self, offer: int) -> None: ...
+    def adopt(self, fd: int) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def num_connections(self) -> int: ...
+    @property
+    def bytes_sent(self) -> int: ...
+
+class Pull:
+    """Which blocks of which offer to ask for."""
+
+    def __init__(self, *, offer: int, nonce: int, first_block: int, chunk_bytes: int) -> None: ...
+
+def pull_blocks(
+    wires: Sequence[Wire],
+    pull: Pull,
+    target: Extents,
+    stall_s: float,
+    timeout_s: float,
+    abort: Abort,
+    hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")] | None = None,
+) -> Outcome:
+    """Receive the blocks of `target` over all `wires` at once."""
 
 def block_keys(
     tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],

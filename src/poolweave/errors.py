@@ -27,10 +27,7 @@ class PoolweaveError(Exception):
     @classmethod
     def from_native(cls, message: str, numbers: Sequence[int]) -> PoolweaveError:
         """Build from the core's positional numbers, which follow the order of `fields`."""
-        named = dict(zip(cls.fields, numbers, strict=False))
-        if "handle" in named:
-            named["handle"] %= 2**64  # the core's numbers are signed
-        return cls(message, **named)
+        return cls(message, **dict(zip(cls.fields, numbers, strict=False)))
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: fields are set in __init__
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -50,16 +47,6 @@ class OutOfBlocks(PoolweaveError):
     """The pool cannot give the blocks asked for, even after evicting all it may."""
 
     fields = ("needed", "free", "evictable", "pinned")
-
-
-class AllocTimeout(OutOfBlocks, TimeoutError):
-    """No blocks came free by the deadline of a blocking alloc."""
-
-
-class OutOfPages(PoolweaveError):
-    """The arena's byte budget has no page left; all three numbers are pages."""
-
-    fields = ("needed", "free", "budget")
 
 
 class UnknownBlock(PoolweaveError):
@@ -86,12 +73,6 @@ class NotSealed(PoolweaveError):
     fields = ("handle",)
 
 
-class PrivateBlock(PoolweaveError):
-    """The block was received as private: it is not indexed here and not offered on."""
-
-    fields = ("handle",)
-
-
 class InstanceClosed(PoolweaveError):
     """The pool or engine was closed before this call."""
 
@@ -111,7 +92,7 @@ class LayoutMismatch(PoolweaveError):
 class TransferFailed(PoolweaveError):
     """A transfer ended without its bytes marked valid; the source keeps its blocks."""
 
-    fields = ("peer", "part", "reason")
+    fields: ClassVar[tuple[str, ...]] = ("peer", "part", "reason")
 
 
 class TransferTimeout(TransferFailed, TimeoutError):
@@ -120,6 +101,16 @@ class TransferTimeout(TransferFailed, TimeoutError):
 
 class PeerLost(TransferFailed):
     """The peer died, or restarted under a new epoch, during the exchange."""
+
+
+class StaleEpoch(PeerLost):
+    """Something that an earlier life of the peer gave out: it has restarted since."""
+
+
+class ProtocolError(TransferFailed):
+    """A peer sent bytes that are not this protocol, or not this version of it."""
+
+    fields = ("peer", "part", "reason", "nbytes", "limit")
 
 
 class UnknownPeer(PoolweaveError):

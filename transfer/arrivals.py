@@ -1,0 +1,193 @@
+"""The receiver's arrivals by tag: announced while they are pulled, then claimed by receive(), or dropped at lease end.
+
+announce --settle--> here --claim--> the caller's          fail: the error waits for its receiver instead
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedDict
+
+from poolweave.errors import DuplicateTransfer, InstanceClosed, PoolweaveError, TransferTimeout
+from poolweave.transfer.shipment import Arrival
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    tag: bytes
+    owner: object  # who announced it: a session and offer number
+    deadline: float
+    arrival: Arrival | None = None
+    error: PoolweaveError | None = None
+    serial: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    gate: threading.Lock = field(default_factory=threading.Lock)
+    entry: _Entry | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.acquire()
+
+
+class ArrivalBook:
+    """Thread-safe. Holds the references of arrivals that nobody has claimed; expire() and close() drop them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[bytes, _Entry] = {}
+        self._waiters: dict[bytes, list[_Waiter]] = {}
+        self._deadlines: SortedDict = SortedDict()  # (deadline, serial) -> entry, of settled and failed ones
+        self._serial = itertools.count(1)
+        self._closed = False
+        self.num_expired = 0
+
+    def announce(self, tag: bytes, owner: object, deadline: float) -> None:
+        """An offer under `tag` is being pulled. Raises DuplicateTransfer while an earlier one is pulled or kept."""
+        with self._lock:
+            entry = self._entries.get(tag)
+            if entry is not None and entry.error is None:
+                state = "waits to be received" if entry.arrival else "is being pulled"
+                raise DuplicateTransfer(f"a transfer {tag!r} {state} here; use another tag", tag=tag)
+            if entry is not None:
+                self._remove(entry)
+            self._entries[tag] = _Entry(tag, owner, deadline)
+
+    def settle(self, tag: bytes, owner: object, arrival: Arrival) -> bool:
+        """The blocks are valid: hand them to who waits, or keep them until the deadline. False when withdrawn."""
+        with self._lock:
+            entry = self._find(tag, owner)
+            if entry is None or self._closed:
+                return False
+            entry.arrival = arrival
+            self._deliver(entry)
+            return True
+
+    def fail(self, tag: bytes, owner: object, error: PoolweaveError) -> None:
+        with self._lock:
+            entry = self._find(tag, owner)
+            if entry is not None and entry.arrival is None:
+                entry.error = error
+                self._deliver(entry)
+
+    def withdraw(self, tag: bytes, owner: object, error: PoolweaveError) -> None:
+        """The sender took it back: an unclaimed arrival is dropped and replaced by `error`."""
+        with self._lock:
+            entry = self._find(tag, owner)
+            if entry is None or entry.error is not None:
+                return
+            dropped, entry.arrival, entry.error = entry.arrival, None, error
+            if dropped is not None:
+                del self._deadlines[entry.deadline, entry.serial]
+            self._deliver(entry)
+        if dropped is not None:
+            dropped.close()
+
+    def claim(self, tag: bytes, timeout: float | None) -> Arrival:
+        """Wait for `tag` and take it. Raises what its transfer failed with, TransferTimeout, InstanceClosed."""
+        with self._lock:
+            if self._closed:
+                raise InstanceClosed("the transfer engine is closed")
+            entry = self._entries.get(tag)
+            if entry is not None and (entry.arrival is not None or entry.error is not None):
+                self._remove(entry)
+                return _outcome(entry)
+            waiter = _Waiter()
+            self._waiters.setdefault(tag, []).append(waiter)
+        got = waiter.gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        if not got:
+            with self._lock:
+                if waiter.entry is None:  # else it was delivered just after the timeout
+                    self._forget(tag, waiter)
+                    raise TransferTimeout(
+                        f"nothing arrived under {tag!r} within {timeout} s; was it sent, and to this instance?",
+                        part=tag,
+                        reason="timeout",
+                    )
+        if waiter.entry is None:
+            raise InstanceClosed("the transfer engine was closed while waiting")
+        return _outcome(waiter.entry)
+
+    def expire(self, now: float) -> int:
+        """Drop what nobody claimed by its deadline; returns how many arrivals were dropped."""
+        dropped = []
+        with self._lock:
+            while self._deadlines and self._deadlines.peekitem(0)[0][0] <= now:
+                entry = self._deadlines.peekitem(0)[1]
+                self._remove(entry)
+                if entry.arrival is not None:
+                    dropped.append(entry.arrival)
+            self.num_expired += len(dropped)
+        for arrival in dropped:
+            arrival.close()
+        return len(dropped)
+
+    def next_deadline(self) -> float:
+        with self._lock:
+            return float(self._deadlines.peekitem(0)[0][0]) if self._deadlines else math.inf
+
+    def close(self) -> None:
+        """Drop everything and wake everyone. Idempotent."""
+        with self._lock:
+            self._closed = True
+            entries, self._entries = list(self._entries.values()), {}
+            waiters, self._waiters = [w for ws in self._waiters.values() for w in ws], {}
+            self._deadlines.clear()
+            for waiter in waiters:
+                waiter.gate.release()
+        for entry in entries:
+            if entry.arrival is not None:
+                entry.arrival.close()
+
+    @property
+    def num_unclaimed(self) -> int:
+        with self._lock:
+            return sum(entry.arrival is not None for entry in self._entries.values())
+
+    def check(self) -> None:
+        """Asserts all invariants."""
+        with self._lock:
+            settled = [e for e in self._entries.values() if e.arrival is not None or e.error is not None]
+            assert {id(e) for e in settled} == {id(e) for e in self._deadlines.values()}, "deadlines and entries differ"
+            assert not (set(self._waiters) & {e.tag for e in settled}), "an arrival and its receiver both wait"
+            assert all(self._waiters.values()), "an empty list of waiters is left"
+
+    def _find(self, tag: bytes, owner: object) -> _Entry | None:
+        entry = self._entries.get(tag)
+        return entry if entry is not None and entry.owner == owner else None
+
+    def _deliver(self, entry: _Entry) -> None:
+        waiters = self._waiters.get(entry.tag)
+        if waiters:
+            waiter = waiters[0]
+            self._forget(entry.tag, waiter)
+            del self._entries[entry.tag]
+            waiter.entry = entry
+            waiter.gate.release()
+            return
+        entry.serial = next(self._serial)
+        self._deadlines[entry.deadline, entry.serial] = entry
+
+    def _remove(self, entry: _Entry) -> None:
+        del self._entries[entry.tag]
+        self._deadlines.pop((entry.deadline, entry.serial), None)
+
+    def _forget(self, tag: bytes, waiter: _Waiter) -> None:
+        self._waiters[tag].remove(waiter)
+        if not self._waiters[tag]:
+            del self._waiters[tag]
+
+
+def _outcome(entry: _Entry) -> Arrival:
+    if entry.error is not None:
+        raise entry.error
+    assert entry.arrival is not None
+    return entry.arrival

@@ -1,0 +1,69 @@
+"""Settings of a transfer engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poolweave.errors import ConfigError
+from poolweave.transfer.addresses import SCHEMES, Address
+from poolweave.transfer.transports.inproc import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferConfig:
+    """How one instance sends and receives. Raises ConfigError for settings out of range or transports unknown here.
+
+    `listen`: "shm", "tcp" (any free port of the loopback), "inproc", or whole addresses; several may be given.
+    `advertise`: the tcp://host:port by which peers reach this instance, where it differs from what it listens on.
+    `secret`: authenticates all control frames; the same on all instances, or on none.
+    """
+
+    listen: str | Sequence[str] = "shm"
+    advertise: str | None = None
+    secret: bytes | None = None
+    exchange: Exchange | None = None  # of the engines that meet over inproc://
+    lease_s: float = 30.0
+    connect_timeout_s: float = 5.0
+    stall_s: float = 5.0  # a data connection that does not move this long has failed
+    checksums: bool = True
+    pull_workers: int = 4
+    copy_threads: int = 2  # a large copy
+    connections: int = 2  # data connections to a peer (tcp)
+    max_in_flight_bytes: int = 4 << 30  # to one peer; further offers wait for their turn
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "connect_timeout_s", "stall_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)!r}", setting=name)
+        for name, most in (
+            ("pull_workers", 256),
+            ("copy_threads", 64),
+            ("connections", 64),
+            ("max_in_flight_bytes", 1 << 60),
+        ):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must lie in [1, {most}], got {getattr(self, name)!r}", setting=name)
+        if self.secret is not None and len(self.secret) < 16:
+            raise ConfigError(f"a secret needs at least 16 bytes, got {len(self.secret)}", setting="secret")
+        if self.advertise is not None and Address.parse(self.advertise).scheme != "tcp":
+            raise ConfigError("advertise is a tcp:// address", setting="advertise", value=self.advertise)
+
+    def doors(self, instance: str) -> tuple[Address, ...]:
+        """The addresses to listen on, with shorthands written out."""
+        texts = [self.listen] if isinstance(self.listen, str) else list(self.listen)
+        doors = tuple(Address.parse(_spell_out(text, instance)) for text in texts)
+        schemes = [door.scheme for door in doors]
+        if not doors or len(set(schemes)) != len(schemes):
+            raise ConfigError(f"listen={texts} must name one address a transport", setting="listen", value=str(texts))
+        return doors
+
+
+def _spell_out(text: str, instance: str) -> str:
+    if "://" in text:
+        return text
+    if text not in SCHEMES:
+        raise ConfigError(
+            f"transport {text!r} is not available here; choose from {', '.join(SCHEMES)}", setting="listen", value=text
+        )
+    return "tcp://127.0.0.1:0" if text == "tcp" else f"{text}://{instance}"

@@ -1,0 +1,204 @@
+"""The transfer engine of one instance: both halves, its doors and its thread. Source: MemServe §4.4."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from poolweave.errors import ConfigError
+from poolweave.transfer.addresses import Address
+from poolweave.transfer.config import TransferConfig
+from poolweave.transfer.door import Door
+from poolweave.transfer.leases import LeaseTable
+from poolweave.transfer.loop import Loop
+from poolweave.transfer.receiver import Receiver, ReceiverStats
+from poolweave.transfer.regions import OwnMemory
+from poolweave.transfer.sender import Sender, SenderSettings, SenderStats
+from poolweave.transfer.shipment import Arrival, Reservation, Shipment, Transfer
+from poolweave.transfer.store import BlockStore
+from poolweave.transfer.transport import Home, Limits, Transport
+from poolweave.transfer.transports import TRANSPORTS
+from poolweave.types import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStats:
+    """Counts of both directions since the start, and what is open now."""
+
+    epoch: int
+    sending: SenderStats
+    receiving: ReceiverStats
+
+
+class TransferEngine:
+    """Sends blocks of `store` to other instances and receives theirs. Thread-safe; one thread of its own.
+
+    The epoch is new at each start. Raises ConfigError, AddressInUse. close() it, or use it as a context manager.
+    """
+
+    def __init__(self, instance: str, store: BlockStore, config: TransferConfig | None = None) -> None:
+        config = config if config is not None else TransferConfig()
+        doors = config.doors(instance)
+        self.instance = instance
+        self.epoch = secrets.randbits(62) + 1
+        self._config = config
+        self._closed = False
+        leases = LeaseTable()
+        limits = Limits(
+            stall_s=config.stall_s,
+            connect_timeout_s=config.connect_timeout_s,
+            copy_threads=config.copy_threads,
+            connections=config.connections,
+            secret=config.secret,
+        )
+        self._home = Home(
+            instance=instance,
+            epoch=self.epoch,
+            memory=OwnMemory(store.layout, store.regions()),
+            leases=leases,
+            limits=limits,
+            exchange=config.exchange,
+        )
+        self._loop = Loop(f"poolweave-transfer-{instance}", self._tick)
+        self._doors: list[Door] = []
+        self._transports: dict[str, Transport] = {}
+        try:
+            for address in doors:
+                self._transports[address.scheme] = TRANSPORTS[address.scheme](self._home)
+                self._doors.append(Door(self._loop, address, config.secret, config.connect_timeout_s, self._greet))
+        except BaseException:
+            self._release_all()
+            raise
+        self._receiver = Receiver(self._home, store, self._transports, config.pull_workers, self._loop.wake_by)
+        settings = SenderSettings(
+            lease_s=config.lease_s,
+            checksums=config.checksums,
+            max_in_flight_bytes=config.max_in_flight_bytes,
+            data_address=self._data_address,
+        )
+        self._sender = Sender(self._home, store, self._loop, self._transports, settings)
+        for door in self._doors:
+            door.open()
+        self._loop.start()
+
+    @property
+    def address(self) -> str:
+        """Where peers connect: the first address of `listen`."""
+        return str(self._doors[0].address)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """All addresses, by transport."""
+        return {door.address.scheme: self._advertised(door.address) for door in self._doors}
+
+    def connect(self, peer: str, address: str | Sequence[str] | Mapping[str, str]) -> None:
+        """Know `peer` by its address, or by several, of which the first usable one is taken: inproc, shm, tcp.
+
+        Dials at the first transfer. Raises ConfigError for addresses whose transport this instance does not listen on.
+        """
+        texts = (
+            [address]
+            if isinstance(address, str)
+            else [*(address.values() if isinstance(address, Mapping) else address)]
+        )
+        parsed = [Address.parse(text) for text in texts]
+        usable = sorted(
+            (a for a in parsed if a.scheme in self._transports), key=lambda a: list(TRANSPORTS).index(a.scheme)
+        )
+        if not usable:
+            raise ConfigError(
+                f"{peer} is reached over {', '.join(a.scheme for a in parsed)}, this instance speaks "
+                f"{', '.join(self._transports)}; add one of theirs to listen",
+                setting="listen",
+                value=str(texts),
+            )
+        self._sender.connect(peer, usable, usable[0].scheme if len(parsed) == 1 else "auto")
+
+    def disconnect(self, peer: str) -> None:
+        """Forget `peer`; what is on its way to it fails. Unknown names are ignored."""
+        self._sender.disconnect(peer)
+
+    def offer(self, peer: str, shipment: Shipment, *, priority: int = 0) -> Transfer:
+        """Offer blocks to `peer`, which pulls what it lacks. Higher priority goes first among those that wait.
+
+        The blocks are lent until the transfer is done, at most `lease_s`. Raises UnknownPeer, DuplicateTransfer,
+        StaleEpoch, NotSealed, StaleHandle, InstanceClosed; what happens later is told by the Transfer.
+        """
+        return self._sender.offer(peer, shipment, priority)
+
+    def receive(self, tag: bytes, timeout: float | None = None) -> Arrival:
+        """Wait for the transfer `tag` and take what arrived. Close the result, or take() its blocks.
+
+        Raises TransferTimeout after `timeout` seconds, what the transfer failed with, InstanceClosed.
+        """
+        return self._receiver.claim(tag, timeout)
+
+    def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
+        """Set blocks aside at `peer` for one transfer's `dst`; they go back there after `lease_s`.
+
+        Raises OutOfBlocks (the peer's figures), TransferTimeout, PeerLost, UnknownPeer.
+        """
+        return self._sender.reserve(peer, num_blocks, tier, timeout)
+
+    def unreserve(self, reservation: Reservation) -> None:
+        """Give a reservation back unused. Best effort; its lease ends anyway."""
+        self._sender.unreserve(reservation)
+
+    def stats(self) -> TransferStats:
+        return TransferStats(self.epoch, self._sender.stats(), self._receiver.stats())
+
+    def check(self) -> None:
+        """Asserts all invariants."""
+        self._sender.check()
+        self._receiver.check()
+
+    def close(self) -> None:
+        """End all transfers: lent blocks are given back, unclaimed arrivals dropped. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._sender.close()
+        self._receiver.close()
+        self._loop.stop()
+        self._sender.hang_up_all()
+        self._receiver.hang_up_all()
+        self._release_all()
+
+    def __enter__(self) -> TransferEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _release_all(self) -> None:
+        self._loop.stop()
+        for door in self._doors:
+            door.close()
+        for transport in self._transports.values():
+            transport.close()
+        self._loop.close()
+        self._home.leases.close()
+
+    def _greet(self, *arguments: object) -> None:
+        self._receiver.greet(*arguments)  # type: ignore[arg-type]
+
+    def _tick(self, now: float) -> float:
+        wanted = min(self._sender.tick(now), self._receiver.tick(now), *(door.tick(now) for door in self._doors))
+        # Never longer than a lease: an offer made later needs no wake-up then, its deadline lies behind this one.
+        return min(wanted, time.monotonic() + self._config.lease_s)
+
+    def _data_address(self, connection: socket.socket) -> str:
+        """Where a peer reached over `connection` finds our data plane."""
+        door = next(door for door in self._doors if door.address.scheme == "tcp")
+        if self._config.advertise is None and door.address.is_wildcard:
+            return str(Address("tcp", connection.getsockname()[0], door.address.port))
+        return self._advertised(door.address)
+
+    def _advertised(self, address: Address) -> str:
+        return self._config.advertise if address.scheme == "tcp" and self._config.advertise else str(address)

@@ -1,0 +1,188 @@
+"""The sender's open offers: numbers, tags, leases and the bytes in flight to each peer. Pure: the caller has the clock.
+
+    waiting --admit--> open --close--> gone         a waiting offer holds its loan but no lease word yet
+Offers wait when their peer has `max_bytes` in flight (one offer always may go) or all lease words are taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedDict
+
+from poolweave.errors import DuplicateTransfer
+from poolweave.transfer.leases import NUM_SLOTS, SLOT_BITS, slot_of
+from poolweave.transfer.messages import Offer
+from poolweave.transfer.shipment import Shipment, Transfer
+from poolweave.transfer.store import Loan
+
+
+@dataclass(slots=True, eq=False)
+class OpenOffer:
+    """One shipment on its way. `number` is 0 until admitted; `deadline` is when its lease (or its wait) ends."""
+
+    peer: str
+    shipment: Shipment
+    loan: Loan
+    nbytes: int
+    priority: int
+    lease_s: float
+    deadline: float
+    transfer: Transfer
+    number: int = 0
+    nonce: int = 0
+    checksums: bytes = b""
+    scheme: str = ""
+
+    def message(self) -> Offer:
+        """What the receiver is told."""
+        shipment, loan = self.shipment, self.loan
+        return Offer(
+            offer=self.number,
+            nonce=self.nonce,
+            lease_s=self.lease_s,
+            tag=shipment.tag,
+            num_blocks=len(loan.blocks),
+            num_tokens=shipment.num_tokens,
+            tiers=loan.tiers.tobytes(),
+            slots=loan.slots.tobytes(),
+            checksums=self.checksums,
+            identity=shipment.identity,
+            tokens=shipment.tokens.tobytes() if shipment.tokens is not None else None,
+            insert=shipment.insert,
+            private=shipment.private,
+            on_demand=shipment.on_demand.value if shipment.on_demand is not None else 0,
+            reservation=shipment.dst.number if shipment.dst is not None else 0,
+        )
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What goes to one peer."""
+
+    in_flight: int = 0
+    num_open: int = 0
+    waiting: list[tuple[int, int, OpenOffer]] = field(default_factory=list)  # heap by (-priority, arrival)
+
+
+class OfferBook:
+    """Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, max_bytes: int, num_slots: int = NUM_SLOTS) -> None:
+        self._max_bytes = max_bytes
+        self._free = list(range(num_slots))  # a heap: lowest word first
+        self._serial = itertools.count(1)
+        self._arrival = itertools.count()
+        self._open: dict[int, OpenOffer] = {}
+        self._tags: dict[tuple[str, bytes], OpenOffer] = {}
+        self._lanes: dict[str, _Lane] = defaultdict(_Lane)
+        self._deadlines: SortedDict = SortedDict()  # (deadline, id) -> offer
+
+    def add(self, offer: OpenOffer) -> None:
+        """Queue an offer. Raises DuplicateTransfer when its (peer, tag) is on its way already; then nothing changed."""
+        tag = offer.shipment.tag
+        if tag:
+            if (offer.peer, tag) in self._tags:
+                raise DuplicateTransfer(f"a transfer {tag!r} to {offer.peer} is on its way; use another tag", tag=tag)
+            self._tags[offer.peer, tag] = offer
+        self._deadlines[offer.deadline, id(offer)] = offer
+        heapq.heappush(self._lanes[offer.peer].waiting, (-offer.priority, next(self._arrival), offer))
+
+    def admit(self, peer: str) -> OpenOffer | None:
+        """The next offer that may go to `peer` now, given its number; None when none may."""
+        lane = self._lanes[peer]
+        while lane.waiting and lane.waiting[0][2].number < 0:  # closed while it waited
+            heapq.heappop(lane.waiting)
+        if not lane.waiting or not self._free:
+            return None
+        offer = lane.waiting[0][2]
+        if lane.num_open and lane.in_flight + offer.nbytes > self._max_bytes:
+            return None
+        heapq.heappop(lane.waiting)
+        offer.number = next(self._serial) << SLOT_BITS | heapq.heappop(self._free)
+        lane.in_flight += offer.nbytes
+        lane.num_open += 1
+        self._open[offer.number] = offer
+        return offer
+
+    def recall(self, offer: OpenOffer) -> None:
+        """Put an admitted offer back in front of those that wait: its connection was gone when it was sent."""
+        lane = self._lanes[offer.peer]
+        self._retire_number(offer, lane)
+        offer.number = 0
+        heapq.heappush(lane.waiting, (-offer.priority, -next(self._arrival), offer))
+
+    def find(self, number: int) -> OpenOffer | None:
+        return self._open.get(number)
+
+    def extend(self, offer: OpenOffer, deadline: float) -> None:
+        """Give an offer another deadline: its lease begins when it is sent."""
+        del self._deadlines[offer.deadline, id(offer)]
+        offer.deadline = deadline
+        self._deadlines[deadline, id(offer)] = offer
+
+    def close(self, offer: OpenOffer) -> bool:
+        """Take an offer out, waiting or open; its word may be used again. False when it was out before."""
+        if self._deadlines.pop((offer.deadline, id(offer)), None) is None:
+            return False
+        if offer.shipment.tag:
+            del self._tags[offer.peer, offer.shipment.tag]
+        lane = self._lanes[offer.peer]
+        if offer.number > 0:
+            self._retire_number(offer, lane)
+        else:
+            offer.number = -1
+        if not lane.num_open and all(waiting.number < 0 for _, _, waiting in lane.waiting):
+            del self._lanes[offer.peer]
+        return True
+
+    def of_peer(self, peer: str) -> list[OpenOffer]:
+        """All offers to `peer`, open and waiting."""
+        return [offer for offer in self._deadlines.values() if offer.peer == peer]
+
+    def expired(self, now: float) -> list[OpenOffer]:
+        """The offers whose deadline is not after `now`, oldest first; they stay until closed."""
+        return [self._deadlines[key] for key in self._deadlines.irange(maximum=(now, math.inf))]
+
+    def next_deadline(self) -> float:
+        return float(self._deadlines.peekitem(0)[0][0]) if self._deadlines else math.inf
+
+    def has_waiting(self, peer: str) -> bool:
+        return peer in self._lanes and any(offer.number == 0 for _, _, offer in self._lanes[peer].waiting)
+
+    def in_flight_bytes(self, peer: str) -> int:
+        return self._lanes[peer].in_flight if peer in self._lanes else 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._deadlines) - len(self._open)
+
+    def open_numbers(self) -> list[int]:
+        return sorted(self._open)
+
+    def check(self) -> None:
+        """Asserts all invariants."""
+        for peer, lane in self._lanes.items():
+            mine = [offer for offer in self._open.values() if offer.peer == peer]
+            assert lane.in_flight == sum(offer.nbytes for offer in mine), "bytes in flight do not add up"
+            assert lane.num_open == len(mine), "open offers do not add up"
+        slots = [slot_of(number) for number in self._open]
+        assert len(set(slots)) == len(slots), "two offers share a lease word"
+        assert not set(slots) & set(self._free), "a lease word is free and used"
+        assert set(self._open.values()) <= set(self._deadlines.values()), "an open offer has no deadline"
+        tagged = [offer for offer in self._deadlines.values() if offer.shipment.tag]
+        assert len(tagged) == len(self._tags), "tags and offers differ"
+
+    def _retire_number(self, offer: OpenOffer, lane: _Lane) -> None:
+        del self._open[offer.number]
+        heapq.heappush(self._free, slot_of(offer.number))
+        lane.in_flight -= offer.nbytes
+        lane.num_open -= 1

@@ -1,0 +1,69 @@
+"""Questions to peers whose answers a thread waits for: reservations. Thread-safe; sends nothing itself."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+from poolweave.errors import PoolweaveError
+from poolweave.transfer.messages import Reserve
+from poolweave.transfer.peers import Peer
+from poolweave.types import Tier
+
+
+class Question:
+    """One question and, once its gate opens, its answer."""
+
+    def __init__(self, peer: Peer, message: Reserve) -> None:
+        self.peer = peer
+        self.message = message
+        self.sent = False
+        self.reservation = 0
+        self.epoch = 0  # of the life of the peer that answered
+        self.error: PoolweaveError | None = None
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def wait(self, timeout: float) -> bool:
+        """True once answered."""
+        return self._gate.acquire(timeout=max(0.0, timeout))
+
+    def finish(self) -> None:
+        self._gate.release()
+
+
+class QuestionBook:
+    """Open questions by number. Numbers are negative, so an answer cannot be taken for an offer's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Question] = {}
+
+    def ask(self, peer: Peer, num_blocks: int, tier: Tier, lease_s: float) -> Question:
+        with self._lock:
+            number = -next(self._numbers)
+            self._open[number] = Question(peer, Reserve(number, num_blocks, tier.value, lease_s))
+            return self._open[number]
+
+    def unsent(self, peer: Peer) -> list[Question]:
+        with self._lock:
+            return [question for question in self._open.values() if question.peer is peer and not question.sent]
+
+    def drop(self, question: Question) -> None:
+        with self._lock:
+            self._open.pop(question.message.request, None)
+
+    def answer(self, number: int, reservation: int, error: PoolweaveError | None) -> None:
+        """Unknown numbers are of questions that nobody waits for any more."""
+        with self._lock:
+            question = self._open.pop(number, None)
+        if question is not None:
+            question.reservation, question.epoch, question.error = reservation, question.peer.epoch, error
+            question.finish()
+
+    def abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool) -> None:
+        with self._lock:
+            mine = [q for q in self._open.values() if q.peer is peer and (q.sent or not only_sent)]
+        for question in mine:
+            self.answer(question.message.request, 0, error)

@@ -1,0 +1,393 @@
+"""The receiving half of an engine: places what is offered, pulls it, checks it, and hands it to who asks.
+
+    Offer -> announce tag -> place (match, pin, allocate) -> pull -> check lease, sums -> commit -> settle -> Confirm
+Whatever fails in between releases the placement and answers Failed. Source: MemServe §4.4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from poolweave.errors import (
+    InstanceClosed,
+    LayoutMismatch,
+    PeerLost,
+    PoolweaveError,
+    ProtocolError,
+    StaleEpoch,
+    TransferFailed,
+    UnknownPeer,
+)
+from poolweave.transfer import messages
+from poolweave.transfer._native import Abort, Outcome
+from poolweave.transfer.arrivals import ArrivalBook
+from poolweave.transfer.door import Door
+from poolweave.transfer.frames import session_keys
+from poolweave.transfer.link import Link
+from poolweave.transfer.messages import REQUESTS, decode, describe, encode
+from poolweave.transfer.reservations import ReservationBook
+from poolweave.transfer.shipment import Arrival, no_blocks
+from poolweave.transfer.store import BlockStore, Incoming, Placement
+from poolweave.transfer.transport import Home, PullSlice, Source, Transport
+from poolweave.types import Tier, UInt64Array
+
+_INLINE_BYTES = 1 << 20  # a pull up to this size runs on the loop's thread: a hop to another costs more
+_SLICE_BYTES = 64 << 20  # a longer pull reports its progress after each
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One peer's connection, as long as it lasts. Used on the loop's thread; `jobs` also by pull workers."""
+
+    peer: str
+    link: Link
+    source: Source
+    jobs: dict[int, Job] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One offer being pulled."""
+
+    session: Session
+    offer: messages.Offer
+    deadline: float
+    abort: Abort
+    placement: Placement | None = None
+    nbytes: int = 0
+    calls: int = 0
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        return id(self.session), self.offer.offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverStats:
+    """Counts since the start, and what is open now."""
+
+    sessions: int
+    pulling: int
+    unclaimed: int
+    reserved: int
+    done: int
+    failed: int
+    expired: int
+    bytes: int
+
+
+class Receiver:
+    """Its greet(), tick() and session handlers run on the loop's thread; claim() and stats() on any."""
+
+    def __init__(
+        self, home: Home, store: BlockStore, transports: Mapping[str, Transport], workers: int,
+        wake_by: Callable[[float], None],
+    ) -> None:  # fmt: skip
+        self._home = home
+        self._store = store
+        self._transports = transports
+        self._wake_by = wake_by
+        self._workers = ThreadPoolExecutor(workers, thread_name_prefix=f"poolweave-pull-{home.instance}")
+        self._arrivals = ArrivalBook()
+        self._reservations = ReservationBook(store)
+        self._sessions: set[Session] = set()
+        self._never = Abort()
+        self._closed = False
+        self._counts = dict.fromkeys(("done", "failed", "bytes"), 0)
+
+    def claim(self, tag: bytes, timeout: float | None) -> Arrival:
+        return self._arrivals.claim(tag, timeout)
+
+    def greet(self, door: Door, link: Link, greeting: messages.Greeting, fds: list[int]) -> None:
+        """Take a new connection over. Raises what it is to be refused with; then `fds` are closed."""
+        try:
+            if greeting.peer != self._home.instance:
+                raise UnknownPeer(f"this is {self._home.instance}, not {greeting.peer}", peer=greeting.peer)
+            taken, fds = fds, []
+            if isinstance(greeting, messages.DataHello):
+                fds = taken
+                self._greet_data(door, link, greeting)
+            else:
+                self._greet_control(door, link, greeting, taken)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def tick(self, now: float) -> float:
+        self._arrivals.expire(now)
+        self._reservations.expire(now)
+        return min(self._arrivals.next_deadline(), self._reservations.next_deadline())
+
+    def close(self) -> None:
+        """Abort what is being pulled, drop what nobody claimed. Idempotent; not on the loop's thread."""
+        self._closed = True
+        for session in list(self._sessions):
+            for job in list(session.jobs.values()):
+                job.abort.set()
+        self._workers.shutdown(wait=True)
+        self._arrivals.close()
+        self._reservations.close()
+
+    def hang_up_all(self) -> None:
+        for session in self._sessions:
+            session.link.close()
+            session.source.close()
+        self._sessions.clear()
+
+    def stats(self) -> ReceiverStats:
+        return ReceiverStats(
+            sessions=len(self._sessions),
+            pulling=sum(len(session.jobs) for session in list(self._sessions)),
+            unclaimed=self._arrivals.num_unclaimed,
+            reserved=self._reservations.num_blocks,
+            expired=self._arrivals.num_expired,
+            **self._counts,
+        )
+
+    def check(self) -> None:
+        """Asserts all invariants."""
+        self._arrivals.check()
+        self._reservations.check()
+
+    # --- greetings ---------------------------------------------------------------------------------------------
+
+    def _greet_control(self, door: Door, link: Link, hello: messages.Hello, fds: list[int]) -> None:
+        ours = self._home.memory.layout.fingerprint()
+        try:
+            if self._closed:
+                raise InstanceClosed(f"{self._home.instance} is closing")
+            if hello.scheme != door.address.scheme:
+                raise ProtocolError(f"{hello.instance} speaks {hello.scheme} at the door of {door.address}")
+            if hello.fingerprint != ours:
+                raise LayoutMismatch(
+                    f"{hello.instance} stores {hello.fingerprint}, {self._home.instance} stores {ours}; use one layout",
+                    ours=ours,
+                    theirs=hello.fingerprint,
+                )
+            taken, fds = fds, []
+            source = self._transports[hello.scheme].attach(hello, taken)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        nonce = secrets.token_bytes(16)
+        session = Session(hello.instance, link, source)
+        link.send(encode(messages.Welcome(self._home.instance, self._home.epoch, nonce)))
+        secret = self._home.limits.secret
+        theirs, mine = session_keys(secret, hello.nonce, nonce) if secret is not None else (None, None)
+        link.rekey(mine, theirs)
+        link.owner = session
+        link.hand_over(self._on_frame, self._on_lost)
+        self._sessions.add(session)
+
+    def _greet_data(self, door: Door, link: Link, hello: messages.DataHello) -> None:
+        if hello.peer_epoch != self._home.epoch:
+            raise StaleEpoch(f"{self._home.instance} has restarted since its offer", peer=self._home.instance)
+        link.send(encode(messages.Welcome(self._home.instance, self._home.epoch, secrets.token_bytes(16))))
+        self._transports[door.address.scheme].adopt(link.detach())
+
+    # --- sessions: on the loop's thread ------------------------------------------------------------------------
+
+    def _on_frame(self, link: Link, payload: bytes, _: list[int]) -> None:
+        session = link.owner
+        assert isinstance(session, Session)
+        request = decode(REQUESTS, payload)
+        if isinstance(request, messages.Offer):
+            self._take_offer(session, request)
+        elif isinstance(request, messages.Cancel):
+            self._take_cancel(session, request)
+        elif isinstance(request, messages.Reserve):
+            self._take_reserve(session, request)
+        else:
+            self._reservations.drop(session, request.reservation)
+
+    def _on_lost(self, link: Link, error: PoolweaveError) -> None:
+        session = link.owner
+        assert isinstance(session, Session)
+        if isinstance(error, ProtocolError):
+            _log.warning("dropped the connection of %s: %s", session.peer, error)
+        self._sessions.discard(session)
+        for job in list(session.jobs.values()):
+            job.abort.set()
+        session.source.close()
+        self._reservations.drop_all(session)
+
+    def _take_offer(self, session: Session, offer: messages.Offer) -> None:
+        job = Job(session, offer, time.monotonic() + offer.lease_s, self._never)
+        try:
+            if offer.tag:
+                self._arrivals.announce(offer.tag, job.owner, job.deadline)
+        except PoolweaveError as error:
+            self._answer_failure(job, error)
+            return
+        try:
+            self._place(job)
+        except PoolweaveError as error:
+            self._fail(job, error)
+            return
+        if job.nbytes == 0 or (session.source.is_instant and job.nbytes <= _INLINE_BYTES):
+            self._run(job)
+            return
+        job.abort = Abort()
+        session.jobs[offer.offer] = job
+        try:
+            self._workers.submit(self._run, job)
+        except RuntimeError:  # shut down meanwhile
+            job.abort.set()
+            self._run(job)
+
+    def _place(self, job: Job) -> None:
+        offer = job.offer
+        if offer.num_blocks == 0:
+            return
+        reserved = self._reservations.blocks(job.session, offer.reservation) if offer.reservation else None
+        incoming = Incoming(
+            num_blocks=offer.num_blocks,
+            num_tokens=offer.num_tokens,
+            identity=offer.identity,
+            tokens=np.frombuffer(offer.tokens, np.int32) if offer.tokens is not None else None,
+            insert=offer.insert,
+            private=offer.private,
+            on_demand=Tier(offer.on_demand) if offer.on_demand else None,
+            reserved=reserved,
+        )
+        job.placement = self._store.place(incoming)
+        job.nbytes = len(job.placement.fresh) * self._home.memory.layout.block_bytes
+        if offer.reservation:
+            self._reservations.use(job.session, offer.reservation, len(job.placement.fresh))
+
+    def _take_cancel(self, session: Session, cancel: messages.Cancel) -> None:
+        job = session.jobs.get(cancel.offer)
+        if job is not None:
+            job.abort.set()
+        elif cancel.tag:
+            error = TransferFailed(f"{session.peer} took the transfer back", peer=session.peer, reason="cancelled")
+            self._arrivals.withdraw(cancel.tag, (id(session), cancel.offer), error)
+
+    def _take_reserve(self, session: Session, request: messages.Reserve) -> None:
+        try:
+            deadline = time.monotonic() + request.lease_s
+            number = self._reservations.add(session, request.num_blocks, Tier(request.tier), deadline)
+        except (PoolweaveError, ValueError) as error:
+            problem = error if isinstance(error, PoolweaveError) else ProtocolError(f"unknown tier {request.tier}")
+            self._tell(session, messages.Failed(request.request, *describe(problem)))
+            return
+        self._wake_by(deadline)
+        self._tell(session, messages.Reserved(request.request, number))
+
+    # --- pulls: on the loop's thread or a worker's ---------------------------------------------------------------
+
+    def _run(self, job: Job) -> None:
+        try:
+            self._pull(job)
+            blocks = self._store.commit(job.placement) if job.placement is not None else no_blocks()
+        except PoolweaveError as error:
+            self._fail(job, error)
+        except Exception as error:  # noqa: BLE001  # the request's boundary: it fails alone
+            _log.exception("an offer of %s failed", job.session.peer)
+            self._fail(job, TransferFailed(f"internal error at the receiver: {error!r}", reason="internal"))
+        else:
+            self._succeed(job, blocks)
+
+    def _pull(self, job: Job) -> None:
+        placement, offer = job.placement, job.offer
+        if placement is None or not len(placement.fresh):
+            return
+        held, count = len(placement.held), len(placement.fresh)
+        hashes = np.empty(count, np.uint64) if offer.checksums else None
+        step = max(1, _SLICE_BYTES // self._home.memory.layout.block_bytes)
+        for first in range(0, count, step):
+            end = min(count, first + step)
+            target = self._home.memory.extents(placement.tiers[first:end], placement.slots[first:end])
+            part = PullSlice(
+                offer=offer,
+                first=held + first,
+                target=target,
+                hashes=hashes[first:end] if hashes is not None else None,
+                abort=job.abort,
+                timeout_s=job.deadline - time.monotonic(),
+            )
+            self._pull_slice(job, part)
+            job.calls += target.num_coalesced
+            if end < count:
+                self._tell(job.session, messages.Progress(offer.offer, held + end, offer.num_blocks))
+        if hashes is not None:
+            self._verify(job, hashes, np.frombuffer(offer.checksums, np.uint64)[held:])
+
+    def _pull_slice(self, job: Job, part: PullSlice) -> None:
+        peer = job.session.peer
+        where = f"blocks {part.first} to {part.first + part.target.num_blocks - 1}"
+        try:
+            outcome = Outcome.ABORTED if job.abort.is_set else job.session.source.pull(part)
+        except PoolweaveError as error:
+            if job.abort.is_set:
+                outcome = Outcome.ABORTED
+            else:
+                raise TransferFailed(
+                    f"pulling {where} from {peer} failed: {error}", peer=peer, part=where, reason="pull"
+                ) from error
+        if outcome == Outcome.DONE:
+            return
+        if job.session not in self._sessions and not self._closed:
+            raise PeerLost(f"{peer} was lost while {where} were pulled", peer=peer, part=where, reason="lost")
+        reason = "its lease ended" if outcome == Outcome.REVOKED else "it was cancelled"
+        raise TransferFailed(f"pulling {where} from {peer} stopped: {reason}", peer=peer, part=where, reason="lease")
+
+    def _verify(self, job: Job, got: UInt64Array, wanted: UInt64Array) -> None:
+        wrong = np.flatnonzero(got != wanted)
+        if len(wrong):
+            first = int(wrong[0]) + job.offer.num_blocks - len(got)
+            raise TransferFailed(
+                f"{len(wrong)} of {len(got)} blocks from {job.session.peer} have wrong checksums, first block {first}",
+                peer=job.session.peer,
+                part=f"block {first}",
+                reason="checksum",
+            )
+
+    def _succeed(self, job: Job, blocks: UInt64Array) -> None:
+        offer, session = job.offer, job.session
+        pulled = len(job.placement.fresh) if job.placement is not None else 0
+        session.jobs.pop(offer.offer, None)
+        tokens = np.frombuffer(offer.tokens, np.int32) if offer.tokens is not None else None
+        arrival = Arrival(session.peer, offer.tag, blocks, offer.num_tokens, tokens, pulled, self._store.release)
+        if not offer.tag:
+            arrival.close()
+        elif self._arrivals.settle(offer.tag, job.owner, arrival):
+            self._wake_by(job.deadline)
+        else:
+            arrival.close()
+            self._answer_failure(
+                job, TransferFailed("the transfer was taken back", peer=session.peer, reason="cancelled")
+            )
+            return
+        self._counts["done"] += 1
+        self._counts["bytes"] += job.nbytes
+        self._tell(session, messages.Confirm(offer.offer, pulled, job.nbytes, job.calls))
+
+    def _fail(self, job: Job, error: PoolweaveError) -> None:
+        job.session.jobs.pop(job.offer.offer, None)
+        if job.placement is not None:
+            held = np.concatenate([job.placement.held, job.placement.fresh])
+            if len(held):
+                self._store.release(held)
+        if job.offer.tag:
+            self._arrivals.fail(job.offer.tag, job.owner, error)
+            self._wake_by(job.deadline)
+        self._answer_failure(job, error)
+
+    def _answer_failure(self, job: Job, error: PoolweaveError) -> None:
+        self._counts["failed"] += 1
+        self._tell(job.session, messages.Failed(job.offer.offer, *describe(error)))
+
+    def _tell(self, session: Session, answer: messages.Answer) -> None:
+        with contextlib.suppress(TransferFailed):  # the sender is gone: it knows by the same loss
+            session.link.send(encode(answer))

@@ -1,0 +1,111 @@
+"""Memory that blocks lie in: our own tiers, and a peer's as mapped here read-only.
+
+Both turn places (tier, slot) into native extents. A mapping lives as long as anything refers to it, so dropping the
+PeerMemory is enough: a copy under way keeps its pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from poolweave.errors import ProtocolError
+from poolweave.transfer._native import Extents, Grid, Window
+from poolweave.transfer.layout import KVLayout
+from poolweave.transfer.messages import Space
+from poolweave.transfer.store import Region
+from poolweave.types import Int32Array, UInt64Array
+
+Tiers = npt.NDArray[np.uint8]
+
+
+class Memory:
+    """Grids by tier. `keep` is whatever must stay alive while extents of it are used."""
+
+    def __init__(self, grids: Mapping[int, Grid], keep: object = None) -> None:
+        self._grids = list(grids.values())
+        self._index = np.full(256, 255, np.uint8)  # 255: no such tier, which the core refuses
+        for i, tier in enumerate(grids):
+            self._index[tier] = i
+        self._keep = keep
+
+    def extents(self, tiers: Tiers, slots: Int32Array, windows: Sequence[Window] = ()) -> Extents:
+        """The runs of these blocks. Raises TransferFailed for a place outside the memory."""
+        return Extents(self._grids, self._index[tiers], slots, list(windows))
+
+
+def space_of(layout: KVLayout, region: Region) -> Space:
+    """`region` as peers are told of it."""
+    slot, plane, row = layout.strides(region.num_slots)
+    return Space(region.tier.value, region.nbytes, region.num_slots, slot, plane, row)
+
+
+def grid_of(layout: KVLayout, space: Space, base: int) -> Grid:
+    return Grid(
+        base=base,
+        nbytes=space.nbytes,
+        slot_stride=space.slot_stride,
+        plane_stride=space.plane_stride,
+        row_stride=space.row_stride,
+        row_bytes=layout.row_bytes,
+        num_slots=space.num_slots,
+        num_planes=layout.num_planes,
+        num_rows=layout.block_tokens,
+    )
+
+
+class OwnMemory(Memory):
+    """The tiers of our own store."""
+
+    def __init__(self, layout: KVLayout, regions: Sequence[Region]) -> None:
+        self.layout = layout
+        self.spaces = tuple(space_of(layout, region) for region in regions)
+        self.fds = tuple(region.fd for region in regions)
+        super().__init__(
+            {
+                space.tier: grid_of(layout, space, region.address)
+                for space, region in zip(self.spaces, regions, strict=True)
+            }
+        )
+
+
+def map_words(fd: int) -> UInt64Array:
+    """A peer's lease table, mapped read-only. Takes `fd` over."""
+    return map_bytes(fd, 0).view(np.uint64)
+
+
+def map_bytes(fd: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """The memfd `fd` mapped shared and read-only, all of it. Closes `fd`. Raises ProtocolError when under `nbytes`."""
+    try:
+        size = os.fstat(fd).st_size
+        if size < max(nbytes, 8):
+            raise ProtocolError(
+                f"a peer's memory has {size} bytes where it announced {nbytes}", nbytes=size, limit=nbytes
+            )
+        return np.frombuffer(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    except OSError as error:
+        raise ProtocolError(f"a peer's memory cannot be mapped: {error}", nbytes=nbytes) from error
+    finally:
+        os.close(fd)
+
+
+class PeerMemory(Memory):
+    """A peer's tiers, mapped here: `fds[i]` is the memfd of `spaces[i]`. Takes the descriptors over."""
+
+    def __init__(self, layout: KVLayout, spaces: Sequence[Space], fds: Sequence[int]) -> None:
+        left = list(fds)
+        try:
+            views = []
+            for space in spaces:
+                views.append(map_bytes(left.pop(0), space.nbytes))
+            grids = {
+                space.tier: grid_of(layout, space, view.ctypes.data) for space, view in zip(spaces, views, strict=True)
+            }
+        finally:
+            for fd in left:
+                os.close(fd)
+        super().__init__(grids, views)

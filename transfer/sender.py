@@ -1,0 +1,365 @@
+"""The sending half of an engine: lends blocks, offers them, and takes them back however it ends.
+
+Ending an offer goes in one order: lease word cleared, transport revoked, loan given back, Transfer told.
+Source: MemServe §4.4.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from poolweave.errors import (
+    InstanceClosed,
+    PoolweaveError,
+    StaleEpoch,
+    TransferFailed,
+    TransferTimeout,
+    UnknownPeer,
+)
+from poolweave.transfer import messages
+from poolweave.transfer.addresses import Address
+from poolweave.transfer.checksums import ChecksumCache
+from poolweave.transfer.link import Link
+from poolweave.transfer.loop import Loop
+from poolweave.transfer.messages import ANSWERS, decode, encode, revive
+from poolweave.transfer.offers import OfferBook, OpenOffer
+from poolweave.transfer.peers import Dialer, DialHooks, Peer
+from poolweave.transfer.questions import QuestionBook
+from poolweave.transfer.shipment import Reservation, Shipment, Transfer
+from poolweave.transfer.store import BlockStore, Loan
+from poolweave.transfer.transport import Home, Transport
+from poolweave.types import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderSettings:
+    """`data_address(socket)` is where a peer reached over that connection opens its data connections to us."""
+
+    lease_s: float
+    checksums: bool
+    max_in_flight_bytes: int
+    data_address: Callable[[socket.socket], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderStats:
+    """Counts since the start, and what is open now. `transports`: by peer, the transport asked for and in use."""
+
+    open_offers: int
+    waiting_offers: int
+    done: int
+    failed: int
+    expired: int
+    cancelled: int
+    bytes: int
+    transports: Mapping[str, tuple[str, str]]
+
+
+class Sender:
+    """Thread-safe. Its hooks and tick() run on the loop's thread; the store is never called under its lock."""
+
+    def __init__(
+        self, home: Home, store: BlockStore, loop: Loop, transports: Mapping[str, Transport], settings: SenderSettings
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._loop = loop
+        self._transports = transports
+        self._settings = settings
+        self._checksums = ChecksumCache(home.memory, home.limits.copy_threads)
+        hooks = DialHooks(self._hello, self._on_ready, self._on_frame, self._on_failed, self._on_lost)
+        self._dialer = Dialer(loop, home.limits.secret, home.limits.connect_timeout_s, hooks)
+        self._lock = threading.Lock()
+        self._peers: dict[str, Peer] = {}
+        self._book = OfferBook(settings.max_in_flight_bytes)
+        self._questions = QuestionBook()
+        self._closed = False
+        self._counts = dict.fromkeys(("done", "failed", "expired", "cancelled", "bytes"), 0)
+
+    def connect(self, name: str, addresses: Sequence[Address], requested: str) -> None:
+        """Know `name` by these addresses; a change of address ends the old connection when it is idle or lost."""
+        with self._lock:
+            self._require_open()
+            known = self._peers.get(name)
+            if known is not None and known.addresses == tuple(addresses):
+                return
+            self._peers[name] = Peer(name, tuple(addresses), requested)
+        if known is not None:
+            self._forget(known, TransferFailed(f"{name} was given another address", peer=name, reason="reconnect"))
+
+    def disconnect(self, name: str) -> None:
+        """Forget `name`; what is on its way to it fails. Unknown names are ignored."""
+        with self._lock:
+            known = self._peers.pop(name, None)
+        if known is not None:
+            self._forget(known, TransferFailed(f"{name} was disconnected", peer=name, reason="disconnect"))
+
+    def offer(self, name: str, shipment: Shipment, priority: int) -> Transfer:
+        """Lend the blocks and offer them. Raises what lend() raises, UnknownPeer, DuplicateTransfer, StaleEpoch."""
+        peer = self._peer(name)
+        if shipment.dst is not None:
+            _check_reservation(peer, shipment.dst, len(shipment.blocks))
+        loan = self._store.lend(shipment.blocks)
+        try:
+            offer = self._prepare(peer, shipment, loan, priority)
+            with self._lock:
+                self._require_open()
+                self._book.add(offer)
+        except BaseException:
+            self._store.give_back(loan)
+            raise
+        self._loop.wake_by(offer.deadline)
+        self._pump(peer)
+        return offer.transfer
+
+    def reserve(self, name: str, num_blocks: int, tier: Tier, timeout: float) -> Reservation:
+        """Ask `name` to set blocks aside. Raises OutOfBlocks as the peer did, TransferTimeout, PeerLost."""
+        peer = self._peer(name)
+        question = self._questions.ask(peer, num_blocks, tier, self._settings.lease_s)
+        self._pump(peer)
+        if not question.wait(timeout):
+            self._questions.drop(question)
+            raise TransferTimeout(f"{name} did not answer within {timeout} s", peer=name, reason="timeout")
+        if question.error is not None:
+            raise question.error
+        return Reservation(name, question.epoch, question.reservation, num_blocks)
+
+    def unreserve(self, reservation: Reservation) -> None:
+        """Give a reservation back unused. Best effort: it ends with its lease, or with the peer, anyway."""
+        with self._lock:
+            peer = self._peers.get(reservation.peer)
+            if peer is not None and peer.ready and peer.epoch == reservation.epoch:
+                self._tell(peer, messages.Unreserve(reservation.number))
+
+    def tick(self, now: float) -> float:
+        """Ends what ran out of time; returns when it wants to be called again."""
+        with self._lock:
+            expired = self._book.expired(now) if self._book.next_deadline() <= now else []
+        for offer in expired:
+            what = "its lease ended" if offer.number > 0 else "it waited too long for its turn"
+            if self._finish(offer, TransferTimeout(
+                f"transfer of {offer.transfer.num_blocks} blocks to {offer.peer} failed: {what} after "
+                f"{offer.lease_s:g} s; raise lease_s or send less at once",
+                peer=offer.peer, reason="lease",
+            )):  # fmt: skip
+                self._counts["expired"] += 1
+        dials = self._dialer.tick(now)
+        with self._lock:
+            return min(dials, self._book.next_deadline())
+
+    def close(self) -> None:
+        """Take everything back. Idempotent. The links are closed by hang_up_all(), once the loop has stopped."""
+        with self._lock:
+            self._closed = True
+            peers = list(self._peers.values())
+        for peer in peers:
+            self._abandon(peer, InstanceClosed(f"{self._home.instance} is closing"))
+
+    def hang_up_all(self) -> None:
+        for peer in self._peers.values():
+            self._dialer.hang_up(peer)
+
+    def stats(self) -> SenderStats:
+        with self._lock:
+            peers = {p.name: (p.requested, p.scheme) for p in self._peers.values()}
+            return SenderStats(
+                open_offers=self._book.num_open, waiting_offers=self._book.num_waiting, transports=peers, **self._counts
+            )  # fmt: skip
+
+    def check(self) -> None:
+        """Asserts all invariants."""
+        with self._lock:
+            self._book.check()
+            words = sorted(int(word) for word in self._home.leases.words if word)
+            assert words == self._book.open_numbers(), "lease words and open offers differ"
+
+    # --- offers ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, peer: Peer, shipment: Shipment, loan: Loan, priority: int) -> OpenOffer:
+        lease_s = shipment.lease_s if shipment.lease_s is not None else self._settings.lease_s
+        checksums = b""
+        if self._settings.checksums and len(loan.blocks):
+            num_whole = shipment.num_tokens // self._home.memory.layout.block_tokens
+            checksums = self._checksums.of_loan(loan, num_whole).tobytes()
+        offer = OpenOffer(
+            peer=peer.name,
+            shipment=shipment,
+            loan=loan,
+            nbytes=len(loan.blocks) * self._home.memory.layout.block_bytes,
+            priority=priority,
+            lease_s=lease_s,
+            deadline=time.monotonic() + lease_s,
+            transfer=Transfer(peer.name, shipment.tag, len(loan.blocks)),
+            checksums=checksums,
+        )
+        offer.transfer._on_cancel = functools.partial(self._cancel, offer)
+        return offer
+
+    def _pump(self, peer: Peer) -> None:
+        """Send what may go now; dial when there is no connection."""
+        failed: list[tuple[OpenOffer, PoolweaveError]] = []
+        with self._lock:
+            if peer.ready:
+                for question in self._questions.unsent(peer):
+                    question.sent = self._tell(peer, question.message)
+                while (offer := self._book.admit(peer.name)) is not None:
+                    try:
+                        if not self._launch(peer, offer):
+                            break
+                    except PoolweaveError as problem:
+                        failed.append((offer, problem))
+            else:
+                self._loop.call_soon(lambda: self._dialer.dial(peer))
+        for offer, error in failed:
+            self._finish(offer, error)
+
+    def _launch(self, peer: Peer, offer: OpenOffer) -> bool:
+        """False when the connection turned out to be gone: the offer waits for the next one."""
+        offer.nonce = secrets.randbits(63)
+        offer.scheme = peer.scheme
+        self._book.extend(offer, time.monotonic() + offer.lease_s)
+        self._home.leases.open(offer.number)
+        transport = self._transports[peer.scheme]
+        transport.publish(offer)
+        assert peer.link is not None
+        try:
+            peer.link.send(encode(offer.message()))
+        except TransferFailed as error:
+            if error.reason not in ("closed", "lost"):
+                raise
+            self._home.leases.clear(offer.number)
+            transport.revoke(offer)
+            self._book.recall(offer)
+            return False
+        return True
+
+    def _finish(self, offer: OpenOffer, end: PoolweaveError | messages.Confirm) -> bool:
+        """Take the offer back and tell its Transfer. False when it had ended before."""
+        with self._lock:
+            self._home.leases.clear(offer.number)
+            if not self._book.close(offer):
+                return False
+            peer = self._peers.get(offer.peer)
+            if isinstance(end, PoolweaveError) and offer.number > 0 and peer is not None and peer.ready:
+                self._tell(peer, messages.Cancel(offer.number, offer.shipment.tag))
+        if offer.scheme:
+            self._transports[offer.scheme].revoke(offer)
+        self._store.give_back(offer.loan)
+        if isinstance(end, PoolweaveError):
+            self._counts["failed"] += 1
+            offer.transfer._fail(end)
+        else:
+            self._counts["done"] += 1
+            self._counts["bytes"] += end.nbytes
+            offer.transfer._succeed(end.pulled_blocks, end.nbytes, end.calls)
+        if peer is not None and not self._closed:
+            with self._lock:
+                waiting = self._book.has_waiting(peer.name)
+            if waiting:
+                self._pump(peer)
+        return True
+
+    def _cancel(self, offer: OpenOffer) -> bool:
+        ended = self._finish(
+            offer, TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
+        )
+        self._counts["cancelled"] += ended
+        return ended
+
+    def _abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool = False) -> None:
+        with self._lock:
+            offers = [o for o in self._book.of_peer(peer.name) if o.number > 0 or not only_sent]
+        for offer in offers:
+            self._finish(offer, error)
+        self._questions.abandon(peer, error, only_sent=only_sent)
+
+    # --- peers: hooks of the dialer, on the loop's thread --------------------------------------------------------
+
+    def _hello(self, peer: Peer, link: Link) -> tuple[messages.Hello, Sequence[int]]:
+        hello = messages.Hello(
+            instance=self._home.instance,
+            epoch=self._home.epoch,
+            peer=peer.name,
+            nonce=peer.nonce,
+            fingerprint=self._home.memory.layout.fingerprint(),
+            scheme=peer.scheme,
+            data_address=self._settings.data_address(link.sock) if peer.scheme == "tcp" else "",
+            spaces=self._home.memory.spaces,
+        )
+        return hello, self._transports[peer.scheme].attachments()
+
+    def _on_ready(self, peer: Peer) -> None:
+        self._pump(peer)
+
+    def _on_failed(self, peer: Peer, error: PoolweaveError) -> None:
+        self._abandon(peer, error)
+
+    def _on_lost(self, peer: Peer, error: PoolweaveError) -> None:
+        self._abandon(peer, error, only_sent=True)
+        with self._lock:
+            waiting = self._book.has_waiting(peer.name) or bool(self._questions.unsent(peer))
+        if waiting:
+            self._dialer.dial(peer)
+
+    def _on_frame(self, peer: Peer, payload: bytes) -> None:
+        answer = decode(ANSWERS, payload)
+        if isinstance(answer, messages.Reserved):
+            self._questions.answer(answer.request, answer.reservation, None)
+            return
+        if isinstance(answer, messages.Failed) and answer.offer < 0:
+            error = revive(answer.error, answer.message, answer.numbers, peer.name)
+            self._questions.answer(answer.offer, 0, error)
+            return
+        with self._lock:
+            offer = self._book.find(answer.offer)
+        if offer is None or offer.peer != peer.name:
+            return  # it ended here while the answer was on its way
+        if isinstance(answer, messages.Progress):
+            offer.transfer._advance(answer.done_blocks / max(1, answer.total_blocks))
+        elif isinstance(answer, messages.Confirm):
+            self._finish(offer, answer)
+        else:
+            self._finish(offer, revive(answer.error, answer.message, answer.numbers, peer.name))
+
+    def _tell(self, peer: Peer, message: messages.Request) -> bool:
+        """Send if the connection lives. Under the lock."""
+        if peer.link is None:
+            return False
+        try:
+            peer.link.send(encode(message))
+        except TransferFailed:
+            return False  # the loss is reported by the link itself
+        return True
+
+    def _forget(self, peer: Peer, error: PoolweaveError) -> None:
+        self._abandon(peer, error)
+        self._loop.call_soon(lambda: self._dialer.hang_up(peer))
+
+    def _peer(self, name: str) -> Peer:
+        with self._lock:
+            self._require_open()
+            peer = self._peers.get(name)
+        if peer is None:
+            raise UnknownPeer(f"no address is known for {name}; connect() it first", peer=name)
+        return peer
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InstanceClosed(f"the transfer engine of {self._home.instance} is closed")
+
+
+def _check_reservation(peer: Peer, dst: Reservation, num_blocks: int) -> None:
+    if dst.peer != peer.name:
+        raise TransferFailed(f"this reservation is at {dst.peer}, not at {peer.name}", peer=peer.name, reason="dst")
+    if peer.epoch != dst.epoch:
+        raise StaleEpoch(f"{peer.name} has restarted since it gave this reservation; reserve again", peer=peer.name)
+    if num_blocks > dst.num_blocks:
+        raise TransferFailed(
+            f"{num_blocks} blocks do not fit a reservation of {dst.num_blocks}", peer=peer.name, reason="dst"
+        )

@@ -1,0 +1,219 @@
+"""What is sent and what comes of it: Shipment in, Transfer at the sender, Arrival at the receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from poolweave.errors import ConfigError, PoolweaveError, TransferTimeout
+from poolweave.transfer.messages import MAX_BLOCKS, MAX_TAG
+from poolweave.types import Int32Array, Tier, UInt64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks set aside at `peer` for one transfer (`dst=`); they go back there when the lease ends unused."""
+
+    peer: str
+    epoch: int
+    number: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """Sealed blocks to send, in token order, the last one perhaps partly filled.
+
+    `tag` is what the receiver asks for; b"" means that nobody will (useful with `insert`). `tokens` lets the receiver
+    leave out what it has. `on_demand` are the tiers the receiver may allocate in, None with `dst`. `private`: the
+    copy is the receiver's alone. Raises ConfigError for numbers that do not fit each other.
+    """
+
+    blocks: UInt64Array
+    num_tokens: int
+    tag: bytes = b""
+    tokens: Int32Array | None = None
+    identity: bytes = bytes(16)
+    insert: bool = False
+    private: bool = False
+    on_demand: Tier | None = Tier.HBM
+    dst: Reservation | None = None
+    lease_s: float | None = None  # None: the engine's
+
+    def __post_init__(self) -> None:
+        count = len(self.blocks)
+        if count > MAX_BLOCKS:
+            raise ConfigError(f"{count} blocks in one transfer, at most {MAX_BLOCKS}", setting="blocks", value=count)
+        if len(self.tag) > MAX_TAG:
+            raise ConfigError(f"a tag has at most {MAX_TAG} bytes, got {len(self.tag)}", setting="tag")
+        if len(self.identity) != 16:
+            raise ConfigError(f"an identity digest has 16 bytes, got {len(self.identity)}", setting="identity")
+        if self.tokens is not None and len(self.tokens) != self.num_tokens:
+            raise ConfigError(f"{len(self.tokens)} tokens where num_tokens is {self.num_tokens}", setting="tokens")
+        if self.insert and self.tokens is None:
+            raise ConfigError("insert needs the tokens to index by", setting="tokens")
+        if (self.dst is None) == (self.on_demand is None):
+            raise ConfigError("give either on_demand tiers or dst, not both or neither", setting="on_demand")
+        if self.lease_s is not None and not 0 < self.lease_s < 1e6:
+            raise ConfigError(f"a lease of {self.lease_s} s is no lease", setting="lease_s", value=self.lease_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """How a transfer went: of `num_blocks`, `pulled_blocks` moved in `calls` copies or requests, the rest was there."""
+
+    num_blocks: int
+    pulled_blocks: int
+    nbytes: int
+    calls: int
+    seconds: float
+
+
+class Transfer:
+    """An offer under way. Thread-safe; also awaitable. The blocks stay lent until it is done."""
+
+    def __init__(self, peer: str, tag: bytes, num_blocks: int) -> None:
+        self.peer = peer
+        self.tag = tag
+        self.num_blocks = num_blocks
+        self._on_cancel: Callable[[], bool] = lambda: False
+        self._started = time.perf_counter()
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._mutex = threading.Lock()
+        self._done = False
+        self._report: TransferReport | None = None
+        self._error: PoolweaveError | None = None
+        self._callbacks: list[Callable[[Transfer], None]] = []
+        self._progress = 0.0
+
+    def result(self, timeout: float | None = None) -> TransferReport:
+        """Waits for the end. Raises what the transfer failed with, or TransferTimeout after `timeout` seconds.
+
+        A timeout here leaves the transfer going: cancel() ends it.
+        """
+        if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise TransferTimeout(
+                f"transfer of {self.num_blocks} blocks to {self.peer} not done in {timeout} s; wait longer or cancel",
+                peer=self.peer,
+                reason="timeout",
+            )
+        self._gate.release()
+        if self._error is not None:
+            raise self._error
+        assert self._report is not None
+        return self._report
+
+    def exception(self) -> PoolweaveError | None:
+        """What it failed with; None while it is going on or when it went well."""
+        return self._error
+
+    def done(self) -> bool:
+        return self._done
+
+    def cancel(self) -> bool:
+        """End it now: the blocks are given back before this returns. False when it was done already.
+
+        The receiver drops what it has; if it had claimed the arrival by then, its copy stays valid.
+        """
+        return self._on_cancel()
+
+    @property
+    def progress(self) -> float:
+        """Share of the blocks that have arrived, as far as the receiver has told: 0 to 1."""
+        return self._progress
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        """Calls `callback(self)` once done: at once if it is, else from an engine thread, so it must be short."""
+        with self._mutex:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[Any, None, TransferReport]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake(_: Transfer) -> None:
+            loop.call_soon_threadsafe(settle)
+
+        self.add_done_callback(wake)
+        yield from future.__await__()
+        return self.result(0)
+
+    def _advance(self, share: float) -> None:
+        self._progress = max(self._progress, share)
+
+    def _succeed(self, pulled_blocks: int, nbytes: int, calls: int) -> None:
+        seconds = time.perf_counter() - self._started
+        self._finish(TransferReport(self.num_blocks, pulled_blocks, nbytes, calls, seconds), None)
+
+    def _fail(self, error: PoolweaveError) -> None:
+        self._finish(None, error)
+
+    def _finish(self, report: TransferReport | None, error: PoolweaveError | None) -> None:
+        with self._mutex:
+            if self._done:
+                return
+            self._report, self._error, self._done = report, error, True
+            if report is not None:
+                self._progress = 1.0
+            callbacks, self._callbacks = self._callbacks, []
+        self._gate.release()
+        for callback in callbacks:
+            callback(self)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """Blocks that arrived, matched and pulled, in token order. Closing it drops one reference on each.
+
+    Use as a context manager, or take() the references and free the blocks yourself.
+    """
+
+    peer: str
+    tag: bytes
+    blocks: UInt64Array
+    num_tokens: int
+    tokens: Int32Array | None
+    pulled_blocks: int
+    _release: Callable[[UInt64Array], None] = field(repr=False)
+    _open: bool = field(default=True, repr=False)
+
+    def take(self) -> UInt64Array:
+        """The blocks; their references are the caller's from now on. Raises ConfigError when taken or closed before."""
+        if not self._open:
+            raise ConfigError("this arrival was taken or closed before", setting="tag")
+        self._open = False
+        return self.blocks
+
+    def close(self) -> None:
+        """Drop the references, unless taken. Idempotent."""
+        if self._open:
+            self._open = False
+            if len(self.blocks):
+                self._release(self.blocks)
+
+    def __enter__(self) -> Arrival:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def no_blocks() -> UInt64Array:
+    return np.empty(0, np.uint64)

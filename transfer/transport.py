@@ -1,0 +1,105 @@
+"""The seam between the pull protocol and the ways bytes can move. One implementation a file in transports/."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from poolweave.transfer._native import Abort, Extents, Outcome
+from poolweave.transfer.leases import LeaseTable
+from poolweave.transfer.messages import Hello, Offer
+from poolweave.transfer.offers import OpenOffer
+from poolweave.transfer.regions import OwnMemory
+from poolweave.types import UInt64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of data movement, from the engine's settings."""
+
+    stall_s: float
+    connect_timeout_s: float
+    copy_threads: int
+    connections: int
+    secret: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """What every transport of one engine shares."""
+
+    instance: str
+    epoch: int
+    memory: OwnMemory
+    leases: LeaseTable
+    limits: Limits
+    exchange: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSlice:
+    """Blocks [first, first + target.num_blocks) of an offer, to be written into `target` and nowhere else.
+
+    `hashes` (one a block, or None) is to be filled with the XXH3-64 of what was written.
+    """
+
+    offer: Offer
+    first: int
+    target: Extents
+    hashes: UInt64Array | None
+    abort: Abort
+    timeout_s: float
+
+
+class Source(Protocol):
+    """A peer's memory as the receiver can read it; one for each connection. Thread-safe."""
+
+    @property
+    def is_instant(self) -> bool:
+        """True when a pull never waits for the peer, so that a small one may run on the engine's own thread."""
+        ...
+
+    def pull(self, slice_: PullSlice) -> Outcome:
+        """Move the bytes. REVOKED when the lease ended before the last byte was read: then none of it is valid.
+
+        Raises TransferFailed for stalls, cuts and malformed data. Ends at once when `abort` is set.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the peer's memory or connections. Pulls under way end by their abort. Idempotent."""
+        ...
+
+
+class Transport(Protocol):
+    """One way to move bytes, for one engine."""
+
+    def attachments(self) -> tuple[int, ...]:
+        """Descriptors that go to a peer with our Hello: our tiers' memory in order, then the lease table."""
+        ...
+
+    def attach(self, hello: Hello, fds: Sequence[int]) -> Source:
+        """Receiver's side: make the memory of the peer that says `hello` readable. Takes `fds` over.
+
+        Raises ProtocolError for what does not fit.
+        """
+        ...
+
+    def publish(self, offer: OpenOffer) -> None:
+        """Sender's side: let the peer read the offer's blocks until revoke()."""
+        ...
+
+    def revoke(self, offer: OpenOffer) -> None:
+        """After it returns no read of the offer's blocks can be taken for valid any more. Idempotent.
+
+        The lease word has been cleared before.
+        """
+        ...
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Sender's side: serve a data connection that a receiver opened. Takes `sock` over."""
+        ...
+
+    def close(self) -> None: ...

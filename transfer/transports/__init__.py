@@ -1,0 +1,18 @@
+"""The ways bytes move between instances: a file and a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from poolweave.transfer.transport import Home, Transport
+from poolweave.transfer.transports.inproc import InprocTransport
+from poolweave.transfer.transports.shm import ShmTransport
+from poolweave.transfer.transports.tcp import TcpTransport
+
+TRANSPORTS: Mapping[str, Callable[[Home], Transport]] = {
+    "inproc": InprocTransport,
+    "shm": ShmTransport,
+    "tcp": TcpTransport,
+}
+
+__all__ = ["TRANSPORTS"]

@@ -1,0 +1,150 @@
+"""TCP: the receiver asks for bytes of an offer over data connections that it opens; native code moves them.
+
+The sender holds the blocks while a chunk is sent and looks at the offer before each one (csrc/core/stream.hpp), so a
+late request gets nothing. No Python runs between the first and the last byte.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from poolweave.errors import InstanceClosed, PoolweaveError, ProtocolError, TransferFailed
+from poolweave.transfer._native import Outcome, Pull, StreamServer, Wire, pull_blocks
+from poolweave.transfer.addresses import Address, tune
+from poolweave.transfer.frames import GREETING_LIMIT, FrameDecoder, FrameEncoder, greeting_key
+from poolweave.transfer.messages import REPLIES, DataHello, Hello, Refused, decode, encode, revive
+from poolweave.transfer.offers import OpenOffer
+from poolweave.transfer.transport import Home, PullSlice
+
+_IDLE_S = 60.0  # the sender ends a data connection that asked for nothing this long
+_KEEP_S = 30.0  # the receiver does not reuse one older than this, so it never meets that end
+_CHUNK_BYTES = 1 << 20
+_WORTH_ANOTHER = 4 << 20  # bytes from which a further connection pays
+
+
+class TcpSource:
+    """A pool of data connections to one sender, opened as needed."""
+
+    is_instant = False
+
+    def __init__(self, home: Home, hello: Hello) -> None:
+        address = Address.parse(hello.data_address)
+        if address.scheme != "tcp":
+            raise ProtocolError(f"{hello.instance} gave {hello.data_address!r} for data over tcp")
+        self._home = home
+        self._peer = hello.instance
+        self._epoch = hello.epoch
+        self._address = address
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, Wire]] = []
+        self._closed = False
+
+    def pull(self, slice_: PullSlice) -> Outcome:
+        limits = self._home.limits
+        count = max(1, min(limits.connections, slice_.target.nbytes // _WORTH_ANOTHER))
+        wires: list[Wire] = []
+        ask = Pull(
+            offer=slice_.offer.offer, nonce=slice_.offer.nonce, first_block=slice_.first, chunk_bytes=_CHUNK_BYTES
+        )
+        wires = self._take(count)
+        outcome = pull_blocks(wires, ask, slice_.target, limits.stall_s, slice_.timeout_s, slice_.abort, slice_.hashes)
+        self._give_back(wires)  # after an error they are out of step, and dropped
+        return outcome
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._idle.clear()
+
+    def _take(self, count: int) -> list[Wire]:
+        now = time.monotonic()
+        with self._lock:
+            if self._closed:
+                raise InstanceClosed(f"the connection to {self._peer} is closed")
+            self._idle = [(since, wire) for since, wire in self._idle if now - since < _KEEP_S]
+            taken = [self._idle.pop()[1] for _ in range(min(count, len(self._idle)))]
+        while len(taken) < count:
+            taken.append(self._open())
+        return taken
+
+    def _give_back(self, wires: Sequence[Wire]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if not self._closed:
+                self._idle += [(now, wire) for wire in wires]
+
+    def _open(self) -> Wire:
+        deadline = time.monotonic() + self._home.limits.connect_timeout_s
+        try:
+            sock = socket.create_connection(
+                (self._address.host, self._address.port), self._home.limits.connect_timeout_s
+            )
+        except OSError as error:
+            raise TransferFailed(
+                f"no data connection to {self._peer} at {self._address}: {error}; is its address reachable from here?",
+                peer=self._peer,
+                reason="connect",
+            ) from error
+        try:
+            tune(sock)
+            self._greet(sock, deadline)
+        except OSError as error:
+            sock.close()
+            raise TransferFailed(f"{self._peer} did not greet: {error}", peer=self._peer, reason="greeting") from error
+        except PoolweaveError:
+            sock.close()
+            raise
+        return Wire(sock.detach())
+
+    def _greet(self, sock: socket.socket, deadline: float) -> None:
+        key = greeting_key(self._home.limits.secret) if self._home.limits.secret is not None else None
+        nonce = secrets.token_bytes(16)
+        hello = DataHello(self._home.instance, self._peer, self._epoch, nonce)
+        sock.sendall(FrameEncoder(key).encode(encode(hello)))
+        decoder = FrameDecoder(GREETING_LIMIT, key)
+        while (payload := decoder.next()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left)
+            data = sock.recv(4096)
+            if not data:
+                raise ConnectionError("it closed the connection")
+            decoder.feed(data)
+        reply = decode(REPLIES, payload)
+        if isinstance(reply, Refused):
+            raise revive(reply.error, reply.message, reply.numbers, self._peer)
+
+
+class TcpTransport:
+    """Both sides of the data plane over TCP of one engine."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._server = StreamServer(home.limits.stall_s, _IDLE_S)
+
+    def attachments(self) -> tuple[int, ...]:
+        return ()
+
+    def attach(self, hello: Hello, fds: Sequence[int]) -> TcpSource:
+        for fd in fds:
+            os.close(fd)
+        return TcpSource(self._home, hello)
+
+    def publish(self, offer: OpenOffer) -> None:
+        extents = self._home.memory.extents(offer.loan.tiers, offer.loan.slots)
+        self._server.publish(offer.number, offer.nonce, extents, max(0.0, offer.deadline - time.monotonic()))
+
+    def revoke(self, offer: OpenOffer) -> None:
+        self._server.revoke(offer.number)
+
+    def adopt(self, sock: socket.socket) -> None:
+        self._server.adopt(sock.detach())
+
+    def close(self) -> None:
+        self._server.close()
