@@ -20,25 +20,39 @@ void RadixTree::unlink(NodeId id) noexcept {
 // Gives up blocks of a leaf from its end: at most `count`, and none above one that `filter` keeps.
 std::size_t RadixTree::trim(NodeId id, std::size_t count, const Evictable* filter, MissReason reason, PayloadList& out) {
     Node& node = nodes_[id];
-    const Node& above = nodes_[node.parent];
-    const std::int32_t* before = above.num_blocks == 0 ? nullptr : block_at(above.tokens, above.num_blocks - 1);
     std::size_t left = node.num_blocks;
     const std::size_t least = left - std::min(left, count);
     while (left > least && (filter == nullptr || filter->evictable(node.payloads[left - 1]))) {
         --left;
         out.push_back(node.payloads[left]);
-        const std::int32_t* block = block_at(node.tokens, left);
-        misses_.mark(miss_hash(node.ns, node.depth + left, block, left == 0 ? before : block_at(node.tokens, left - 1)), reason);
     }
     const std::size_t given = node.num_blocks - left;
+    if (given == 0) return 0;
+    remember_missing(node, left, reason);
     num_blocks_ -= given;
     gone_[static_cast<std::size_t>(reason)] += given;
     if (left == 0) {
         free_node(id);
-    } else if (given > 0) {
+    } else {
         nodes_.resize(node, static_cast<std::uint32_t>(left));
     }
     return given;
+}
+
+// Why the blocks of `node` from `first` on will be missing.
+void RadixTree::remember_missing(const Node& node, std::size_t first, MissReason reason) noexcept {
+    const Node& above = nodes_[node.parent];
+    std::uint64_t before = 0;
+    if (first > 0) {
+        before = block_hash(block_at(node.tokens, first - 1));
+    } else if (above.num_blocks > 0) {
+        before = block_hash(block_at(above.tokens, above.num_blocks - 1));
+    }
+    for (std::size_t i = first; i < node.num_blocks; ++i) {
+        const std::uint64_t hash = block_hash(block_at(node.tokens, i));
+        misses_.mark(miss_hash(node.ns, node.depth + i, hash, before), reason);
+        before = hash;
+    }
 }
 
 void RadixTree::free_node(NodeId id) noexcept {

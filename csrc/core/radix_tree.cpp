@@ -80,11 +80,15 @@ std::uint32_t RadixTree::child_hash(NodeId parent, const std::int32_t* block) co
 
 std::uint32_t RadixTree::first_hash(const std::int32_t* block) const noexcept { return child_hash(kNoNode, block); }
 
-std::uint64_t RadixTree::miss_hash(std::uint32_t ns, std::size_t depth, const std::int32_t* block,
-                                   const std::int32_t* before) const noexcept {
-    const std::uint64_t place = (std::uint64_t{ns} << 32 | depth) * kMix + config_.seed;
-    const std::uint64_t context = before == nullptr ? 0 : XXH3_64bits_withSeed(before, block_bytes_, ~config_.seed);
-    return XXH3_64bits_withSeed(block, block_bytes_, place ^ context);
+std::uint64_t RadixTree::block_hash(const std::int32_t* block) const noexcept {
+    return XXH3_64bits_withSeed(block, block_bytes_, config_.seed);
+}
+
+// A block that is missing, known by its namespace, depth, own tokens and those of the block before it (0: none).
+std::uint64_t RadixTree::miss_hash(std::uint32_t ns, std::size_t depth, std::uint64_t block, std::uint64_t before) noexcept {
+    const std::uint64_t place = (std::uint64_t{ns} << 32 | depth) + 1;
+    const std::uint64_t hash = (block ^ std::rotl(before, 23)) + place * kMix;
+    return (hash ^ hash >> 29) * kMix;
 }
 
 // --- lookup ------------------------------------------------------------------------------------------------
@@ -139,8 +143,8 @@ MissReason RadixTree::why(Tokens tokens, std::uint32_t ns, const Position& end) 
     if (end.blocks == whole_blocks(tokens)) return MissReason::kNone;
     if (end.lapsed) return MissReason::kExpired;
     const std::int32_t* missing = block_at(tokens.data(), end.blocks);
-    const std::int32_t* before = end.blocks == 0 ? nullptr : block_at(tokens.data(), end.blocks - 1);
-    const MissReason known = misses_.find(miss_hash(ns, end.blocks, missing, before));
+    const std::uint64_t before = end.blocks == 0 ? 0 : block_hash(block_at(tokens.data(), end.blocks - 1));
+    const MissReason known = misses_.find(miss_hash(ns, end.blocks, block_hash(missing), before));
     if (known != MissReason::kNeverStored || end.blocks > 0) return known;
     return first_blocks_.contains(first_hash(missing)) ? MissReason::kOtherIdentity : known;
 }
@@ -212,9 +216,11 @@ void RadixTree::mark(Tokens tokens, std::uint32_t ns, MissReason reason) {
     require_tokens(tokens);
     const std::unique_lock guard(lock_);
     const Position end = walk(tokens, ns, kBeforeAll);
+    std::uint64_t before = end.blocks == 0 ? 0 : block_hash(block_at(tokens.data(), end.blocks - 1));
     for (std::size_t i = end.blocks; i < whole_blocks(tokens); ++i) {
-        const std::int32_t* before = i == 0 ? nullptr : block_at(tokens.data(), i - 1);
-        misses_.mark(miss_hash(ns, i, block_at(tokens.data(), i), before), reason);
+        const std::uint64_t hash = block_hash(block_at(tokens.data(), i));
+        misses_.mark(miss_hash(ns, i, hash, before), reason);
+        before = hash;
     }
 }
 

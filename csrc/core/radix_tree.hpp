@@ -134,8 +134,8 @@ class RadixTree {
     std::size_t common_blocks(const std::int32_t* a, const std::int32_t* b, std::size_t limit) const noexcept;
     std::uint32_t child_hash(NodeId parent, const std::int32_t* block) const noexcept;
     std::uint32_t first_hash(const std::int32_t* block) const noexcept;
-    std::uint64_t miss_hash(std::uint32_t ns, std::size_t depth, const std::int32_t* block,
-                            const std::int32_t* before) const noexcept;
+    std::uint64_t block_hash(const std::int32_t* block) const noexcept;
+    static std::uint64_t miss_hash(std::uint32_t ns, std::size_t depth, std::uint64_t block, std::uint64_t before) noexcept;
 
     // Lookup (radix_tree.cpp).
     NodeId find_root(std::uint32_t ns) const noexcept;
@@ -172,6 +172,7 @@ class RadixTree {
 
     // Removal (radix_evict.cpp).
     std::size_t trim(NodeId id, std::size_t count, const Evictable* filter, MissReason reason, PayloadList& out);
+    void remember_missing(const Node& node, std::size_t first, MissReason reason) noexcept;
     void free_node(NodeId id) noexcept;
     void free_root(NodeId id) noexcept;
     PayloadList expire_locked(std::int64_t now_ns);
