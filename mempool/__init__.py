@@ -1,1 +1,11 @@
 """The elastic block pool over HBM and DRAM."""
+
+from poolweave.mempool.arena import Arena, ArenaStats
+from poolweave.mempool.blocks import Blocks
+from poolweave.mempool.catalogue import Indexed
+from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.hit import Hit
+from poolweave.mempool.pool import MemPool
+from poolweave.mempool.stats import PoolStats, TierStats
+
+__all__ = ["Arena", "ArenaStats", "Blocks", "Hit", "Indexed", "MemPool", "PoolConfig", "PoolStats", "TierStats"]

@@ -1,8 +1,62 @@
-// Binding of the arena concept; see csrc/core.
+// Arena and Range for Python. Sizes are bytes, positions are pages; a buffer keeps its range alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+
 #include "bindings/registry.hpp"
+#include "core/arena.hpp"
+#include "core/range.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace poolweave::bindings {
 
-void register_arena(nanobind::module_&) {}
+void register_arena(nb::module_& m) {
+    using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+
+    nb::class_<Arena::Stats>(m, "ArenaStats", "What an arena has, in bytes.")
+        .def_ro("page_bytes", &Arena::Stats::page_bytes)
+        .def_ro("capacity_bytes", &Arena::Stats::capacity_bytes)
+        .def_ro("budget_bytes", &Arena::Stats::budget_bytes)
+        .def_ro("held_bytes", &Arena::Stats::held_bytes)
+        .def_ro("kept_bytes", &Arena::Stats::kept_bytes)
+        .def_ro("resident_bytes", &Arena::Stats::resident_bytes)
+        .def_ro("processes", &Arena::Stats::processes);
+
+    nb::class_<Arena>(m, "Arena", "Physical pages under a byte budget, in an anonymous memfd.")
+        .def_static("create", &Arena::create, "capacity_bytes"_a, "budget_bytes"_a, "page_bytes"_a)
+        .def_static("attach", &Arena::attach, "data_fd"_a, "ledger_fd"_a, "Join another process's arena; both are duplicated.")
+        .def("set_budget", &Arena::set_budget, "nbytes"_a, ReleaseGil())
+        .def("trim", &Arena::trim, ReleaseGil(), "Return the memory of all free pages to the system. -> bytes")
+        .def("reap", &Arena::reap, ReleaseGil(), "Free what dead processes held. -> bytes")
+        .def("stats", &Arena::stats)
+        .def("check", &Arena::check)
+        .def("readonly_fd", &Arena::readonly_fd, "The memory opened read-only; the arena owns the descriptor.")
+        .def_prop_ro("data_fd", &Arena::data_fd)
+        .def_prop_ro("ledger_fd", &Arena::ledger_fd)
+        .def_prop_ro("page_bytes", &Arena::page_bytes);
+
+    nb::class_<Range>(m, "Range", "Reserved address space into which an arena's pages are mapped.")
+        .def(nb::init<std::shared_ptr<Arena>, std::uint64_t, bool>(), "arena"_a, "nbytes"_a, "sole"_a = false)
+        .def("map", &Range::map, "first"_a, "count"_a, ReleaseGil())
+        .def("unmap", &Range::unmap, "first"_a, "count"_a, ReleaseGil())
+        .def("ensure", &Range::ensure, "first"_a, "count"_a, ReleaseGil(), "Map those of the pages that are not.")
+        .def("drop", &Range::drop, "first"_a, "count"_a, ReleaseGil(), "Unmap those of the pages that are mapped.")
+        .def("page_at", [](const Range& range, std::uint64_t index) -> std::int64_t {
+            const std::uint32_t page = range.page_at(index);
+            return page == kNoPage ? -1 : std::int64_t{page};
+        }, "index"_a, "The arena page behind page `index`, or -1.")
+        .def("check", &Range::check)
+        .def("buffer", [](nb::handle_t<Range> self) {
+            const Range& range = nb::cast<const Range&>(self);
+            return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(range.data(), {range.nbytes()}, self);
+        }, "The whole span as uint8[nbytes]; zeros where nothing is mapped.")
+        .def_prop_ro("address", [](const Range& range) { return reinterpret_cast<std::uintptr_t>(range.data()); })
+        .def_prop_ro("nbytes", &Range::nbytes)
+        .def_prop_ro("num_pages", &Range::num_pages)
+        .def_prop_ro("num_mapped", &Range::num_mapped)
+        .def_prop_ro("sole", &Range::sole);
+}
 
 }  // namespace poolweave::bindings

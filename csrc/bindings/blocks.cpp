@@ -1,8 +1,138 @@
-// Binding of the blocks concept; see csrc/core.
+// BlockTable for Python: batches of handles cross as uint64 arrays, results are written into arrays of the caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
 #include "bindings/registry.hpp"
+#include "core/block_table.hpp"
+#include "core/error.hpp"
+#include "core/swap.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace poolweave::bindings {
+namespace {
 
-void register_blocks(nanobind::module_&) {}
+template <typename T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<const T> in(const In<T>& array) { return {array.data(), array.size()}; }
+
+template <typename T>
+std::span<T> out(const Out<T>& array, std::size_t size) {
+    if (array.size() != size) throw Error(Code::kConfig, "an output array has another length than the handles");
+    return {array.data(), array.size()};
+}
+
+// Batches of this size and more take over about 20 us: others may run meanwhile.
+class ReleaseIfLong {
+  public:
+    explicit ReleaseIfLong(std::size_t n) {
+        if (n >= 1024) release_.emplace();
+    }
+
+  private:
+    std::optional<nb::gil_scoped_release> release_;
+};
+
+template <auto Method>
+auto on_handles(BlockTable& table, In<std::uint64_t> handles) {
+    const ReleaseIfLong release(handles.size());
+    return (table.*Method)(in(handles));
+}
+
+}  // namespace
+
+void register_blocks(nb::module_& m) {
+    using Table = BlockTable;
+    using U64 = In<std::uint64_t>;
+
+    nb::class_<Evictable>(m, "EvictFilter", "Which payloads an index may give up.");
+    nb::class_<EvictableBlocks, Evictable>(m, "EvictableBlocks");
+
+    nb::class_<TierCounts>(m, "TierCounts", "Slots of one tier.")
+        .def_ro("limit", &TierCounts::limit)
+        .def_ro("free", &TierCounts::free)
+        .def_ro("used", &TierCounts::used)
+        .def_ro("historical", &TierCounts::historical)
+        .def_ro("pinned", &TierCounts::pinned)
+        .def_ro("leased", &TierCounts::leased)
+        .def_ro("limbo", &TierCounts::limbo)
+        .def_ro("reserved", &TierCounts::reserved)
+        .def_ro("overhang", &TierCounts::overhang);
+
+    nb::class_<Table> cls(m, "BlockTable", "References, places and states of blocks; each call is atomic over its batch.");
+    cls.attr("SEALED") = nb::int_(Table::kSealed);
+    cls.attr("INDEXED") = nb::int_(Table::kIndexed);
+    cls.attr("PRIVATE") = nb::int_(Table::kPrivate);
+    cls.def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram) { new (self) Table({hbm, dram}); }, "hbm"_a, "dram"_a)
+        .def("alloc", [](Table& table, Out<std::uint64_t> handles, unsigned mask) {
+            const ReleaseIfLong release(handles.size());
+            return table.alloc({handles.data(), handles.size()}, mask);
+        }, "out"_a, "mask"_a)
+        .def("free", &on_handles<&Table::free>, "handles"_a)
+        .def("retain", &on_handles<&Table::retain>, "handles"_a)
+        .def("seal", &on_handles<&Table::seal>, "handles"_a)
+        .def("set_private", &on_handles<&Table::set_private>, "handles"_a)
+        .def("check_insertable", &on_handles<&Table::check_insertable>, "handles"_a)
+        .def("index", &on_handles<&Table::index>, "handles"_a)
+        .def("unindex", &on_handles<&Table::unindex>, "handles"_a)
+        .def("lend", [](Table& table, U64 handles, Out<std::uint8_t> tiers, Out<std::int32_t> slots) {
+            table.lend(in(handles), {out(tiers, handles.size()), out(slots, handles.size())});
+        }, "handles"_a, "tiers"_a, "slots"_a)
+        .def("give_back", [](Table& table, U64 handles, In<std::uint8_t> tiers, In<std::int32_t> slots) {
+            if (tiers.size() != handles.size() || slots.size() != handles.size()) throw Error(Code::kConfig, "a loan's arrays differ in length");
+            return table.give_back(in(handles), in(tiers), in(slots));
+        }, "handles"_a, "tiers"_a, "slots"_a)
+        .def("locate", [](const Table& table, U64 handles, Out<std::uint8_t> tiers, Out<std::int32_t> slots) {
+            table.locate(in(handles), {out(tiers, handles.size()), out(slots, handles.size())});
+        }, "handles"_a, "tiers"_a, "slots"_a)
+        .def("slots", [](const Table& table, U64 handles, unsigned tier, Out<std::int32_t> slots) {
+            table.slots(in(handles), tier, out(slots, handles.size()));
+        }, "handles"_a, "tier"_a, "out"_a)
+        .def("flags", [](const Table& table, U64 handles, Out<std::uint8_t> flags) {
+            table.flags(in(handles), out(flags, handles.size()));
+        }, "handles"_a, "out"_a)
+        .def("begin_move", [](Table& table, U64 handles, unsigned tier, Out<std::uint8_t> tiers, Out<std::int32_t> from, Out<std::int32_t> to) {
+            const std::size_t n = handles.size();
+            return table.begin_move(in(handles), tier, {out(tiers, n), out(from, n)}, out(to, n));
+        }, "handles"_a, "tier"_a, "tiers"_a, "slots"_a, "to"_a)
+        .def("commit_move", [](Table& table, U64 handles, unsigned tier, In<std::int32_t> to) {
+            if (to.size() != handles.size()) throw Error(Code::kConfig, "a move's arrays differ in length");
+            return table.commit_move(in(handles), tier, in(to));
+        }, "handles"_a, "tier"_a, "to"_a)
+        .def("abort_move", [](Table& table, U64 handles, unsigned tier, In<std::int32_t> to) {
+            if (to.size() != handles.size()) throw Error(Code::kConfig, "a move's arrays differ in length");
+            return table.abort_move(in(handles), tier, in(to));
+        }, "handles"_a, "tier"_a, "to"_a)
+        .def("set_limit", &Table::set_limit, "tier"_a, "limit"_a)
+        .def("evictable_overhang", &Table::evictable_overhang, "tier"_a)
+        .def("overhang", &Table::overhang, "tier"_a)
+        .def("counts", &Table::counts, "tier"_a)
+        .def("longest_free_run", &Table::longest_free_run, "tier"_a)
+        .def_prop_ro("num_live", &Table::num_live)
+        .def("evictable", [](std::shared_ptr<Table> table, unsigned mask) { return std::make_shared<EvictableBlocks>(std::move(table), mask); }, "mask"_a,
+             "The blocks in these tiers that only the index refers to, as a filter for the index.")
+        .def("is_evictable", &Table::is_evictable, "handle"_a, "mask"_a)
+        .def("check", &Table::check, nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<TierGeometry>(m, "TierGeometry", "Where the planes of a tier's blocks lie.")
+        .def("__init__", [](TierGeometry* self, std::uintptr_t base, std::uint64_t slot_stride, std::uint64_t plane_stride) {
+            new (self) TierGeometry{reinterpret_cast<std::byte*>(base), slot_stride, plane_stride};
+        }, "base"_a, "slot_stride"_a, "plane_stride"_a);
+    m.def("swap_blocks", [](const TierGeometry& from, const TierGeometry& to, In<std::int32_t> from_slots, In<std::int32_t> to_slots,
+                            std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads) {
+        if (from_slots.size() != to_slots.size()) throw Error(Code::kConfig, "a move's arrays differ in length");
+        const nb::gil_scoped_release release;
+        swap_blocks(from, to, in(from_slots), in(to_slots), num_planes, plane_bytes, threads);
+    }, "source"_a, "target"_a, "from_slots"_a, "to_slots"_a, "num_planes"_a, "plane_bytes"_a, "threads"_a);
+}
 
 }  // namespace poolweave::bindings

@@ -15,9 +15,12 @@ const char* python_name(Code code) {
     switch (code) {
         case Code::kConfig: return "ConfigError";
         case Code::kOutOfBlocks: return "OutOfBlocks";
+        case Code::kOutOfPages: return "OutOfPages";
         case Code::kUnknownBlock: return "UnknownBlock";
         case Code::kStaleHandle: return "StaleHandle";
         case Code::kNotResident: return "NotResident";
+        case Code::kNotSealed: return "NotSealed";
+        case Code::kPrivate: return "PrivateBlock";
         case Code::kTransfer: return "TransferFailed";
         case Code::kOs: return "SystemCallFailed";
         case Code::kClosed: return "InstanceClosed";

@@ -12,9 +12,12 @@ namespace poolweave {
 enum class Code {
     kConfig,        // a setting or argument out of its range
     kOutOfBlocks,   // needed, free, evictable, pinned
+    kOutOfPages,    // needed, free, budget (pages)
     kUnknownBlock,  // a handle that was never given out
     kStaleHandle,   // a handle whose block has been freed since
     kNotResident,   // the block lies in another tier
+    kNotSealed,     // the block's producer has not finished
+    kPrivate,       // the block is its receiver's alone
     kTransfer,      // bytes did not arrive whole
     kOs,            // a system call failed; numbers = {errno}
     kClosed,        // the object was closed before

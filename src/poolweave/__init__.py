@@ -8,16 +8,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from poolweave.errors import OutOfBlocks, PoolweaveError
     from poolweave.index import Identity, RadixIndex
+    from poolweave.mempool import Blocks, MemPool
     from poolweave.scheduler import PromptTree
     from poolweave.transfer import KVLayout
     from poolweave.types import Tier
 
 __version__ = "0.1.0"
-__all__ = ["Identity", "KVLayout", "OutOfBlocks", "PoolweaveError", "PromptTree", "RadixIndex", "Tier"]
+__all__ = [
+    "Blocks",
+    "Identity",
+    "KVLayout",
+    "MemPool",
+    "OutOfBlocks",
+    "PoolweaveError",
+    "PromptTree",
+    "RadixIndex",
+    "Tier",
+]
 
 _HOMES = {
+    "Blocks": "poolweave.mempool",
     "Identity": "poolweave.index",
     "KVLayout": "poolweave.transfer",
+    "MemPool": "poolweave.mempool",
     "OutOfBlocks": "poolweave.errors",
     "PoolweaveError": "poolweave.errors",
     "PromptTree": "poolweave.scheduler",

@@ -9,8 +9,225 @@ from typing import Annotated, Any
 import numpy
 from numpy.typing import NDArray
 
+class ArenaStats:
+    """What an arena has, in bytes."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def capacity_bytes(self) -> int: ...
+    @property
+    def budget_bytes(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
+    @property
+    def kept_bytes(self) -> int: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def processes(self) -> int: ...
+
+class Arena:
+    """Physical pages under a byte budget, in an anonymous memfd."""
+
+    @staticmethod
+    def create(capacity_bytes: int, budget_bytes: int, page_bytes: int) -> Arena: ...
+    @staticmethod
+    def attach(data_fd: int, ledger_fd: int) -> Arena:
+        """Join another process's arena; both are duplicated."""
+
+    def set_budget(self, nbytes: int) -> None: ...
+    def trim(self) -> int:
+        """Return the memory of all free pages to the system. -> bytes"""
+
+    def reap(self) -> int:
+        """Free what dead processes held. -> bytes"""
+
+    def stats(self) -> ArenaStats: ...
+    def check(self) -> None: ...
+    def readonly_fd(self) -> int:
+        """The memory opened read-only; the arena owns the descriptor."""
+
+    @property
+    def data_fd(self) -> int: ...
+    @property
+    def ledger_fd(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+
+class Range:
+    """Reserved address space into which an arena's pages are mapped."""
+
+    def __init__(self, arena: Arena, nbytes: int, sole: bool = False) -> None: ...
+    def map(self, first: int, count: int) -> None: ...
+    def unmap(self, first: int, count: int) -> None: ...
+    def ensure(self, first: int, count: int) -> None:
+        """Map those of the pages that are not."""
+
+    def drop(self, first: int, count: int) -> None:
+        """Unmap those of the pages that are mapped."""
+
+    def page_at(self, index: int) -> int:
+        """The arena page behind page `index`, or -1."""
+
+    def check(self) -> None: ...
+    def buffer(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """The whole span as uint8[nbytes]; zeros where nothing is mapped."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def num_mapped(self) -> int: ...
+    @property
+    def sole(self) -> bool: ...
+
 class EvictFilter:
+    """Which payloads an index may give up."""
+
+class EvictableBlocks(EvictFilter):
     pass
+
+class TierCounts:
+    """Slots of one tier."""
+
+    @property
+    def limit(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def historical(self) -> int: ...
+    @property
+    def pinned(self) -> int: ...
+    @property
+    def leased(self) -> int: ...
+    @property
+    def limbo(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def overhang(self) -> int: ...
+
+class BlockTable:
+    """
+    References, places and states of blocks; each call is atomic over its batch.
+    """
+
+    def __init__(self, hbm: int, dram: int) -> None: ...
+
+    SEALED: int = 1
+
+    INDEXED: int = 2
+
+    PRIVATE: int = 4
+
+    def alloc(
+        self, out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")], mask: int
+    ) -> bool: ...
+    def free(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> int: ...
+    def retain(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def seal(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def set_private(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def check_insertable(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> int: ...
+    def index(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def unindex(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> int: ...
+    def lend(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def give_back(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> int: ...
+    def locate(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def slots(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def flags(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def begin_move(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> bool: ...
+    def commit_move(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> int: ...
+    def abort_move(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> int: ...
+    def set_limit(self, tier: int, limit: int) -> None: ...
+    def evictable_overhang(self, tier: int) -> list[int]: ...
+    def overhang(self, tier: int) -> list[int]: ...
+    def counts(self, tier: int) -> TierCounts: ...
+    def longest_free_run(self, tier: int) -> int: ...
+    @property
+    def num_live(self) -> int: ...
+    def evictable(self, mask: int) -> EvictableBlocks:
+        """
+        The blocks in these tiers that only the index refers to, as a filter for the index.
+        """
+
+    def is_evictable(self, handle: int, mask: int) -> bool: ...
+    def check(self) -> None: ...
+
+class TierGeometry:
+    """Where the planes of a tier's blocks lie."""
+
+    def __init__(self, base: int, slot_stride: int, plane_stride: int) -> None: ...
+
+def swap_blocks(
+    source: TierGeometry,
+    target: TierGeometry,
+    from_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    to_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    num_planes: int,
+    plane_bytes: int,
+    threads: int,
+) -> None: ...
 
 class MissReason(enum.Enum):
     """Why a lookup stopped where it did."""

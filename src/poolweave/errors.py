@@ -27,7 +27,10 @@ class PoolweaveError(Exception):
     @classmethod
     def from_native(cls, message: str, numbers: Sequence[int]) -> PoolweaveError:
         """Build from the core's positional numbers, which follow the order of `fields`."""
-        return cls(message, **dict(zip(cls.fields, numbers, strict=False)))
+        named = dict(zip(cls.fields, numbers, strict=False))
+        if "handle" in named:
+            named["handle"] %= 2**64  # the core's numbers are signed
+        return cls(message, **named)
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: fields are set in __init__
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -47,6 +50,16 @@ class OutOfBlocks(PoolweaveError):
     """The pool cannot give the blocks asked for, even after evicting all it may."""
 
     fields = ("needed", "free", "evictable", "pinned")
+
+
+class AllocTimeout(OutOfBlocks, TimeoutError):
+    """No blocks came free by the deadline of a blocking alloc."""
+
+
+class OutOfPages(PoolweaveError):
+    """The arena's byte budget has no page left; all three numbers are pages."""
+
+    fields = ("needed", "free", "budget")
 
 
 class UnknownBlock(PoolweaveError):
@@ -69,6 +82,12 @@ class NotResident(PoolweaveError):
 
 class NotSealed(PoolweaveError):
     """Only sealed blocks may be indexed or sent: their producer has not finished."""
+
+    fields = ("handle",)
+
+
+class PrivateBlock(PoolweaveError):
+    """The block was received as private: it is not indexed here and not offered on."""
 
     fields = ("handle",)
 

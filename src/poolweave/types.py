@@ -28,6 +28,14 @@ class Tier(enum.Flag):
     DRAM = 2
 
 
+class Role(str, enum.Enum):
+    """Which phase of a request an instance computes."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
 def as_tokens(tokens: TokenIds) -> Int32Array:
     """`tokens` as a contiguous int32 array, without a copy when it already is one.
 

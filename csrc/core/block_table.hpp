@@ -1,0 +1,170 @@
+// Logical blocks: who refers to each, where it lies, what may be done with it. Knows no bytes.
+//
+// A handle is generation << 32 | id; a freed id gets the next generation, so an old handle is told from a live one.
+// References: the callers' own, one of the index, one a loan, one while moved. The slot of a block may change, its
+// handle never does. A place on loan that its block has left (a limbo slot) is free only when the loan ends.
+// Every call is atomic: it throws kUnknownBlock, kStaleHandle, ... before anything changed. Thread-safe.
+// 16 bytes a block, 8 a slot, 1.02 bits a slot in the free set.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/evictable.hpp"
+#include "core/slot_set.hpp"
+
+namespace poolweave {
+
+inline constexpr std::size_t kTiers = 2;
+using Handles = std::span<const std::uint64_t>;
+
+// Where blocks lie: tier number (0 the fastest) and slot, one of each a block.
+struct Places {
+    std::span<std::uint8_t> tiers;
+    std::span<std::int32_t> slots;
+};
+
+struct TierCounts {
+    std::uint64_t limit = 0;       // slots that may be allocated
+    std::uint64_t free = 0;        // how many can be allocated now; none while `used` exceeds the limit
+    std::uint64_t used = 0;        // occupied, above the limit too; limbo and move targets count
+    std::uint64_t historical = 0;  // only the index refers to them: evictable
+    std::uint64_t pinned = 0;      // indexed, and others refer to them too
+    std::uint64_t leased = 0;      // slots on loan
+    std::uint64_t limbo = 0;       // on loan, their block has left or ended
+    std::uint64_t reserved = 0;    // targets of moves under way
+    std::uint64_t overhang = 0;    // occupied at or above the limit
+};
+
+class BlockTable {
+  public:
+    explicit BlockTable(std::array<std::uint32_t, kTiers> limits);
+    BlockTable(const BlockTable&) = delete;
+    BlockTable& operator=(const BlockTable&) = delete;
+
+    // Blocks in the tiers of `mask` (bit t = tier t), the lowest tier and the lowest slots first, one reference each.
+    // All of `out` or, returning false, none.
+    bool alloc(std::span<std::uint64_t> out, unsigned mask);
+    // Drop one of the callers' references on each. Returns how many blocks became free or evictable by it.
+    std::size_t free(Handles handles);
+    void retain(Handles handles);
+    void seal(Handles handles);
+    void set_private(Handles handles);
+
+    // What the index took and gave up. `check_insertable` throws kNotSealed, and kConfig for a block given twice.
+    // It returns how many are indexed already. `index` adds the index's reference, `unindex` drops it.
+    std::size_t check_insertable(Handles handles);
+    void index(Handles handles);
+    std::size_t unindex(Handles handles);
+
+    // A loan pins the blocks and their places. Throws kNotSealed, kPrivate.
+    void lend(Handles handles, Places out);
+    std::size_t give_back(Handles handles, std::span<const std::uint8_t> tiers, std::span<const std::int32_t> slots);
+
+    void locate(Handles handles, Places out) const;
+    // Rows in `tier`; throws kNotResident.
+    void slots(Handles handles, unsigned tier, std::span<std::int32_t> out) const;
+    void flags(Handles handles, std::span<std::uint8_t> out) const;  // kSealed | kIndexed | kPrivate
+
+    // A move: take slots in `tier`, copy the bytes, then commit or abort. Until then the block stays where it is and is
+    // no victim. False when `tier` has too few free slots. Throws kConfig for a block that is being moved already.
+    bool begin_move(Handles handles, unsigned tier, Places from, std::span<std::int32_t> to);
+    std::size_t commit_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
+    std::size_t abort_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
+
+    // Raise or lower what may be allocated in `tier`. Blocks at or above a lowered limit stay until freed or moved.
+    void set_limit(unsigned tier, std::uint32_t limit);
+    // Evictable blocks at or above the limit; occupied slots there, ascending.
+    std::vector<std::uint64_t> evictable_overhang(unsigned tier) const;
+    std::vector<std::uint32_t> overhang(unsigned tier) const;
+
+    bool is_evictable(std::uint64_t handle, unsigned mask) const noexcept;
+    TierCounts counts(unsigned tier) const;
+    std::size_t longest_free_run(unsigned tier) const;
+    std::uint64_t num_live() const;
+    void check() const;  // throws std::logic_error
+
+    static constexpr std::uint8_t kSealed = 1;
+    static constexpr std::uint8_t kIndexed = 2;
+    static constexpr std::uint8_t kPrivate = 4;
+
+  private:
+    static constexpr std::uint8_t kMoving = 8;
+    static constexpr std::uint8_t kMarked = 16;  // within one call
+
+    static constexpr std::uint32_t kNobody = 0xffffffffu;    // a free slot; also the end of the list of free ids
+    static constexpr std::uint32_t kLimbo = 0xfffffffeu;     // on loan, and its block has left
+    static constexpr std::uint32_t kReserved = 0xfffffffdu;  // the target of a move
+
+    struct Block {
+        std::uint32_t generation = 1;
+        std::uint32_t refs = 0;   // 0: free
+        std::uint32_t place = 0;  // tier << 30 | slot; of a free block: the next free id
+        std::uint32_t loans : 24 = 0;
+        std::uint32_t flags : 8 = 0;
+    };
+    struct Slot {
+        std::uint32_t owner;  // a block's id, or kNobody, kLimbo, kReserved
+        std::uint32_t loans;
+    };
+    struct Store {
+        std::vector<Slot> slots;
+        SlotSet free;
+        TierCounts counts;
+
+        // A lowered limit bounds what is used in all, also while blocks above it are still there.
+        std::size_t room() const noexcept {
+            return counts.used >= counts.limit ? 0 : std::min<std::size_t>(free.count(), counts.limit - counts.used);
+        }
+    };
+
+    static std::uint32_t id_of(std::uint64_t handle) noexcept { return static_cast<std::uint32_t>(handle); }
+    static std::uint64_t handle_of(std::uint32_t id, const Block& b) noexcept { return std::uint64_t{b.generation} << 32 | id; }
+    static unsigned tier_of(const Block& b) noexcept { return b.place >> 30; }
+    static std::uint32_t slot_of(const Block& b) noexcept { return b.place & 0x3fffffffu; }
+    static std::uint32_t own_refs(const Block& b) noexcept;  // the callers' part of refs
+
+    const Block& get(std::uint64_t handle) const;
+    Block& get(std::uint64_t handle) { return const_cast<Block&>(std::as_const(*this).get(handle)); }
+    [[noreturn]] void bad_handle(std::uint64_t handle) const;
+    template <typename Require>
+    void require_distinct(Handles handles, Require require);
+    void tally(const Block& b, std::uint64_t sign) noexcept;
+    void add_ref(Block& b) noexcept;
+    void drop_ref(Block& b) noexcept;
+    std::uint32_t new_id() noexcept;
+    std::size_t settle(Handles handles);
+    void release(std::uint32_t id);
+    void take_slots(unsigned tier, std::size_t n, std::uint32_t* out);
+    void release_slot(unsigned tier, std::uint32_t slot);
+    void end_loan(unsigned tier, std::uint32_t slot);
+    std::size_t finish_move(Handles handles, unsigned tier, std::span<const std::int32_t> to, bool commit);
+    void check_slots(unsigned tier) const;
+
+    mutable std::mutex mutex_;
+    std::array<Store, kTiers> stores_;
+    std::vector<Block> blocks_;
+    std::uint32_t fresh_ = 0;  // ids from here on were never used
+    std::uint32_t free_ids_;   // head of the list of freed ids
+    std::uint64_t live_ = 0;
+};
+
+// The table as the index sees it: which payloads of these tiers may go.
+class EvictableBlocks final : public Evictable {
+  public:
+    EvictableBlocks(std::shared_ptr<const BlockTable> table, unsigned mask) : table_(std::move(table)), mask_(mask) {}
+    bool evictable(std::uint64_t payload) const noexcept override { return table_->is_evictable(payload, mask_); }
+
+  private:
+    std::shared_ptr<const BlockTable> table_;
+    unsigned mask_;
+};
+
+}  // namespace poolweave

@@ -1,0 +1,205 @@
+#include "core/range.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace poolweave {
+namespace {
+
+constexpr int kReserve = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+constexpr std::uint64_t kMapsLeftForOthers = 1024;
+
+// Throws when `needed` kernel mappings more could exceed vm.max_map_count. Says nothing where /proc is not readable.
+void require_mappings(std::uint64_t needed, std::uint64_t page_bytes) {
+    std::uint64_t limit = 0;
+    std::ifstream limit_file("/proc/sys/vm/max_map_count");
+    if (!(limit_file >> limit)) return;
+    std::ifstream maps("/proc/self/maps");
+    const auto used = static_cast<std::uint64_t>(
+        std::count(std::istreambuf_iterator<char>(maps), std::istreambuf_iterator<char>(), '\n'));
+    if (used + needed + kMapsLeftForOthers <= limit) return;
+    throw Error(Code::kConfig, "a range of " + std::to_string(needed) + " pages of " + std::to_string(page_bytes) +
+                                   " bytes may need as many kernel mappings, and " + std::to_string(used) + " of vm.max_map_count=" +
+                                   std::to_string(limit) + " are in use; raise page_bytes or `sysctl vm.max_map_count`");
+}
+
+}  // namespace
+
+Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole) : arena_(std::move(arena)), sole_(sole) {
+    const std::uint64_t page = arena_->page_bytes();
+    const std::uint64_t pages = arena_->to_pages(nbytes);
+    const std::uint64_t capacity = arena_->ledger().capacity();
+    if (pages == 0 || (sole && pages > capacity)) {
+        throw Error(Code::kConfig, "a range of " + std::to_string(pages) + " pages does not fit an arena of " +
+                                       std::to_string(capacity) + "; give it 1 page or more, and raise the arena's capacity");
+    }
+    if (!sole) require_mappings(std::min(pages, 2 * capacity + 1), page);
+    table_.assign(pages, kNoPage);
+    arena_->ledger().add_range(sole);
+    nbytes_ = pages * page;
+    reserved_bytes_ = nbytes_ + page;  // room to align the base
+    reserved_ = mmap(nullptr, reserved_bytes_, PROT_READ, kReserve, -1, 0);
+    if (reserved_ == MAP_FAILED) {
+        const int number = errno;
+        arena_->ledger().drop_range();
+        throw Error(Code::kOs, "cannot reserve " + std::to_string(nbytes_) + " bytes of address space: " + std::strerror(number),
+                    {number});
+    }
+    const auto address = reinterpret_cast<std::uintptr_t>(reserved_);
+    base_ = reinterpret_cast<std::byte*>((address + page - 1) / page * page);
+}
+
+Range::~Range() {
+    munmap(reserved_, reserved_bytes_);
+    std::vector<std::uint32_t> pages;
+    std::copy_if(table_.begin(), table_.end(), std::back_inserter(pages), [](std::uint32_t p) { return p != kNoPage; });
+    try {
+        arena_->ledger().give(pages);
+    } catch (const Error&) {  // the ledger's mutex is unusable: the pages go with the process
+    }
+    arena_->ledger().drop_range();
+}
+
+void Range::map(std::uint64_t first, std::uint64_t count) {
+    const std::lock_guard lock(mutex_);
+    require(first, count, false);
+    map_locked(first, count);
+}
+
+void Range::unmap(std::uint64_t first, std::uint64_t count) {
+    const std::lock_guard lock(mutex_);
+    require(first, count, true);
+    unmap_locked(first, count);
+}
+
+void Range::ensure(std::uint64_t first, std::uint64_t count) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> done;
+    try {
+        each_run(first, count, false, [&](std::uint64_t at, std::uint64_t n) {
+            map_locked(at, n);
+            done.emplace_back(at, n);
+        });
+    } catch (const Error&) {
+        for (const auto& [at, n] : done) unmap_locked(at, n);
+        throw;
+    }
+}
+
+void Range::drop(std::uint64_t first, std::uint64_t count) {
+    const std::lock_guard lock(mutex_);
+    each_run(first, count, true, [&](std::uint64_t at, std::uint64_t n) { unmap_locked(at, n); });
+}
+
+// Calls apply(first, count) for each run of pages that are mapped, or are not.
+template <typename Apply>
+void Range::each_run(std::uint64_t first, std::uint64_t count, bool mapped, Apply apply) {
+    require_inside(first, count);
+    const std::uint64_t end = first + count;
+    for (std::uint64_t at = first; at < end;) {
+        std::uint64_t next = at;
+        while (next < end && (table_[next] != kNoPage) == mapped) ++next;
+        if (next > at) apply(at, next - at);
+        at = next + (next == at);
+    }
+}
+
+void Range::map_locked(std::uint64_t first, std::uint64_t count) {
+    if (count == 0) return;
+    const std::uint32_t before = first > 0 ? table_[first - 1] : kNoPage;
+    const bool follow = !sole_ && before != kNoPage;  // join the mapping below
+    std::vector<std::uint32_t> pages(count);
+    arena_->ledger().take(pages, follow ? before + 1 : static_cast<std::uint32_t>(first));
+    if (!map_runs(first, pages)) {
+        const int number = errno;
+        reserve_again(first, count);
+        arena_->ledger().give(pages);
+        throw Error(number == ENOMEM ? Code::kConfig : Code::kOs,
+                    "cannot map " + std::to_string(count) + " pages (" + std::strerror(number) +
+                        "); raise page_bytes or `sysctl vm.max_map_count`",
+                    number == ENOMEM ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{number});
+    }
+    std::copy(pages.begin(), pages.end(), table_.begin() + static_cast<std::ptrdiff_t>(first));
+    num_mapped_ += count;
+}
+
+void Range::unmap_locked(std::uint64_t first, std::uint64_t count) {
+    if (count == 0) return;
+    if (!reserve_again(first, count)) {
+        const int number = errno;
+        throw Error(Code::kOs, std::string("cannot unmap pages: ") + std::strerror(number), {number});
+    }
+    const auto begin = table_.begin() + static_cast<std::ptrdiff_t>(first);
+    const std::vector<std::uint32_t> pages(begin, begin + static_cast<std::ptrdiff_t>(count));
+    std::fill_n(begin, count, kNoPage);
+    num_mapped_ -= count;
+    arena_->ledger().give(pages);
+}
+
+std::uint64_t Range::num_mapped() const {
+    const std::lock_guard lock(mutex_);
+    return num_mapped_;
+}
+
+std::uint32_t Range::page_at(std::uint64_t index) const {
+    const std::lock_guard lock(mutex_);
+    return index < table_.size() ? table_[index] : kNoPage;
+}
+
+void Range::check() const {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t mapped = 0;
+    for (std::uint64_t index = 0; index < table_.size(); ++index) {
+        mapped += table_[index] != kNoPage;
+        if (sole_ && table_[index] != kNoPage && table_[index] != index) throw std::logic_error("a sole range is not in place");
+    }
+    if (mapped != num_mapped_) throw std::logic_error("a range counts its pages wrong");
+}
+
+void Range::require_inside(std::uint64_t first, std::uint64_t count) const {
+    if (first > table_.size() || count > table_.size() - first) {
+        throw Error(Code::kConfig, "pages " + std::to_string(first) + " to " + std::to_string(first + count) +
+                                       " lie outside a range of " + std::to_string(table_.size()));
+    }
+}
+
+void Range::require(std::uint64_t first, std::uint64_t count, bool mapped) const {
+    require_inside(first, count);
+    for (std::uint64_t index = first; index < first + count; ++index) {
+        if ((table_[index] != kNoPage) != mapped) {
+            throw Error(Code::kConfig, "page " + std::to_string(index) + (mapped ? " is not mapped" : " is mapped already"));
+        }
+    }
+}
+
+// One mmap a run of neighbouring arena pages. False with errno set when one failed.
+bool Range::map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages) {
+    const std::uint64_t page = arena_->page_bytes();
+    for (std::size_t begin = 0; begin < pages.size();) {
+        std::size_t end = begin + 1;
+        while (end < pages.size() && pages[end] == pages[end - 1] + 1) ++end;
+        void* const at = base_ + (first + begin) * page;
+        void* const got = mmap(at, (end - begin) * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, arena_->data_fd(),
+                               static_cast<off_t>(std::uint64_t{pages[begin]} * page));
+        if (got == MAP_FAILED) return false;
+        begin = end;
+    }
+    return true;
+}
+
+bool Range::reserve_again(std::uint64_t first, std::uint64_t count) noexcept {
+    const std::uint64_t page = arena_->page_bytes();
+    return mmap(base_ + first * page, count * page, PROT_READ, kReserve | MAP_FIXED, -1, 0) != MAP_FAILED;
+}
+
+}  // namespace poolweave

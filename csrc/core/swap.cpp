@@ -1,0 +1,71 @@
+#include "core/swap.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace poolweave {
+namespace {
+
+constexpr std::uint64_t kBytesPerThread = 4u << 20;  // less is not worth a thread's start of about 20 us
+
+struct Piece {
+    std::byte* to;
+    const std::byte* from;
+    std::uint64_t nbytes;
+};
+
+// All pieces, neighbours joined.
+std::vector<Piece> plan(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+                        std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes) {
+    const bool whole = from.plane_stride == plane_bytes && to.plane_stride == plane_bytes;
+    const std::uint64_t planes = whole ? 1 : num_planes;
+    const std::uint64_t nbytes = whole ? num_planes * plane_bytes : plane_bytes;
+    std::vector<Piece> pieces;
+    pieces.reserve(planes * from_slots.size());
+    for (std::uint64_t plane = 0; plane < planes; ++plane) {
+        for (std::size_t i = 0; i < from_slots.size(); ++i) {
+            std::byte* const target = to.base + static_cast<std::uint64_t>(to_slots[i]) * to.slot_stride + plane * to.plane_stride;
+            const std::byte* const source =
+                from.base + static_cast<std::uint64_t>(from_slots[i]) * from.slot_stride + plane * from.plane_stride;
+            if (!pieces.empty()) {
+                Piece& last = pieces.back();
+                if (last.to + last.nbytes == target && last.from + last.nbytes == source) {
+                    last.nbytes += nbytes;
+                    continue;
+                }
+            }
+            pieces.push_back({target, source, nbytes});
+        }
+    }
+    return pieces;
+}
+
+// The bytes [begin, end) of all pieces laid end to end.
+void copy_span(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end) {
+    std::uint64_t at = 0;
+    for (const Piece& piece : pieces) {
+        const std::uint64_t first = std::max(begin, at);
+        const std::uint64_t last = std::min(end, at + piece.nbytes);
+        if (first < last) std::memcpy(piece.to + (first - at), piece.from + (first - at), last - first);
+        at += piece.nbytes;
+    }
+}
+
+}  // namespace
+
+void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+                 std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads) {
+    const std::vector<Piece> pieces = plan(from, to, from_slots, to_slots, num_planes, plane_bytes);
+    const std::uint64_t total = from_slots.size() * num_planes * plane_bytes;
+    const std::uint64_t parts = std::clamp<std::uint64_t>(total / kBytesPerThread, 1, std::max(threads, 1u));
+    const auto bound = [&](std::uint64_t part) { return part == parts ? total : total / parts * part / 64 * 64; };
+    std::vector<std::jthread> workers;
+    for (std::uint64_t part = 1; part < parts; ++part) {
+        workers.emplace_back([&, part] { copy_span(pieces, bound(part), bound(part + 1)); });
+    }
+    copy_span(pieces, 0, bound(1));
+}
+
+}  // namespace poolweave

@@ -1,0 +1,22 @@
+// Copies blocks between two tiers of one pool, or within one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace poolweave {
+
+// Where the planes of block `slot` lie: base + slot * slot_stride + plane * plane_stride.
+struct TierGeometry {
+    std::byte* base;
+    std::uint64_t slot_stride;
+    std::uint64_t plane_stride;
+};
+
+// Copy block from_slots[i] of `from` to to_slots[i] of `to`, `num_planes` planes of `plane_bytes` each. Aggregated blocks go
+// as one piece, and neighbours as one run. The two lists must not share memory. Up to `threads` threads.
+void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+                 std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads);
+
+}  // namespace poolweave

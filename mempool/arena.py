@@ -1,0 +1,90 @@
+"""Arena: physical pages under a byte budget, from which ranges of address space are backed. Knows no blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from poolweave.mempool import _native
+from poolweave.types import parse_bytes
+
+DEFAULT_PAGE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaStats:
+    """A snapshot, in bytes. `kept`: free pages whose memory stays for reuse. `resident`: what the system has given."""
+
+    page_bytes: int
+    capacity_bytes: int
+    budget_bytes: int
+    held_bytes: int
+    kept_bytes: int
+    resident_bytes: int
+    processes: int
+
+
+class Arena:
+    """Pages of one tier: `budget` may be in use now, `capacity` is the most it can be raised to.
+
+    The memory is an anonymous memfd, gone with the last process that has it open. Thread-safe. Freed pages keep their
+    memory for reuse; only shrinking and trim() return it. Raises ConfigError for sizes that cannot be.
+    Source: CrossPool's virtualizer (budget and ranges), kvcached (elastic mapping).
+    """
+
+    def __init__(
+        self, budget: int | str, *, capacity: int | str | None = None, page_bytes: int = DEFAULT_PAGE_BYTES
+    ) -> None:
+        budget_bytes = parse_bytes(budget, "budget")
+        capacity_bytes = budget_bytes if capacity is None else parse_bytes(capacity, "capacity")
+        self._native = _native.Arena.create(capacity_bytes, budget_bytes, page_bytes)
+
+    @classmethod
+    def attach(cls, data_fd: int, ledger_fd: int) -> Arena:
+        """Join the arena of another process by its descriptors, which are duplicated: close yours afterwards."""
+        arena = cls.__new__(cls)
+        arena._native = _native.Arena.attach(data_fd, ledger_fd)
+        return arena
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What attach() takes in the other process. The arena owns them."""
+        return self._native.data_fd, self._native.ledger_fd
+
+    @property
+    def page_bytes(self) -> int:
+        return self._native.page_bytes
+
+    def reserve(self, nbytes: int | str, *, sole: bool = False) -> _native.Range:
+        """Address space of `nbytes`, with no memory yet: it reads as zeros, and `range.map(first, count)` backs pages.
+
+        `sole`: the arena's only range; page p of it is page p of the memory, and runs are single kernel mappings.
+        Raises ConfigError when another range is in the way, or vm.max_map_count is too low for scattered pages.
+        """
+        return _native.Range(self._native, parse_bytes(nbytes, "nbytes"), sole)
+
+    def set_budget(self, budget: int | str) -> None:
+        """Grow at once. Shrinking returns free pages; held ones stay until given back, and no new ones come meanwhile.
+
+        Raises ConfigError above the capacity.
+        """
+        self._native.set_budget(parse_bytes(budget, "budget"))
+
+    def trim(self) -> int:
+        """Return the memory of all free pages to the system. -> bytes"""
+        return self._native.trim()
+
+    def reap(self) -> int:
+        """Free what processes that died held; allocation does so by itself when it runs short. -> bytes"""
+        return self._native.reap()
+
+    def readonly_fd(self) -> int:
+        """The memory opened read-only, to pass to peers. The arena owns the descriptor."""
+        return self._native.readonly_fd()
+
+    def stats(self) -> ArenaStats:
+        s = self._native.stats()
+        return ArenaStats(**{field.name: getattr(s, field.name) for field in fields(ArenaStats)})
+
+    def check(self) -> None:
+        """Raises RuntimeError when an invariant does not hold."""
+        self._native.check()

@@ -1,0 +1,33 @@
+"""Settings of a pool that have a good default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poolweave.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """Raises ConfigError for values out of range.
+
+    `page_bytes`: unit of mapping, a power of two. `max_hbm`, `max_dram`: what resize() may grow a tier to (address
+    space, not memory); None is four times the first size, and at least the machine's memory. `copy_threads`: of a swap.
+    """
+
+    page_bytes: int = 2 << 20
+    max_hbm: int | str | None = None
+    max_dram: int | str | None = None
+    copy_threads: int = 2
+
+    def __post_init__(self) -> None:
+        if self.page_bytes < 4096 or self.page_bytes & (self.page_bytes - 1):
+            raise ConfigError(
+                f"page_bytes must be a power of two of at least 4096, got {self.page_bytes}",
+                setting="page_bytes", value=self.page_bytes,
+            )  # fmt: skip
+        if not 1 <= self.copy_threads <= 64:
+            raise ConfigError(
+                f"copy_threads must lie in [1, 64], got {self.copy_threads}",
+                setting="copy_threads", value=self.copy_threads,
+            )  # fmt: skip

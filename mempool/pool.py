@@ -1,0 +1,285 @@
+"""MemPool: the elastic block pool of one instance, composed of blocks, tiers, index and transfers.
+
+Source: MemServe §4 (the three APIs of the memory pool, Table 1).
+"""
+
+from __future__ import annotations
+
+import secrets
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from poolweave.errors import ConfigError, InstanceClosed, OutOfBlocks, UnknownBlock
+from poolweave.index import Identity, RadixIndex
+from poolweave.mempool._native import BlockTable
+from poolweave.mempool.allocator import Allocator
+from poolweave.mempool.blocks import Blocks
+from poolweave.mempool.catalogue import Catalogue, Indexed
+from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.hit import Hit
+from poolweave.mempool.name_lock import NameLock
+from poolweave.mempool.reclaim import Reclaimer
+from poolweave.mempool.resizer import Resizer
+from poolweave.mempool.space import DRAM, HBM, BlockSpace
+from poolweave.mempool.stats import PoolStats, TierStats
+from poolweave.mempool.store import PoolStore
+from poolweave.mempool.tiers import TIERS, TierMemory, TierSize
+from poolweave.transfer import KVLayout
+from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens, parse_bytes
+
+BlocksLike: TypeAlias = "Blocks | UInt64Array | Sequence[int]"
+
+
+class MemPool:
+    """KV blocks over HBM and DRAM, an index from prompts to them, and transfers to other instances.
+
+    Blocks are reference-counted: alloc() gives the caller one reference, match() gives one to its Hit, insert() adds
+    the index's, free() drops the caller's. Blocks that only the index refers to are evicted, least recently used
+    first, when room is needed. Every call is atomic over all its blocks: wrong handles raise UnknownBlock or
+    StaleHandle and change nothing. Thread-safe. Close it, best by `with`; views stay valid afterwards.
+    """
+
+    def __init__(
+        self, layout: KVLayout, *, instance: str | None = None, hbm: int | str, dram: int | str = 0,
+        device: str = "cpu", config: PoolConfig | None = None,
+    ) -> None:  # fmt: skip
+        """`hbm` and `dram` are sizes in bytes or like "2GiB"; 0 means no DRAM tier. On device "cpu" HBM is host memory.
+
+        Raises ConfigError for sizes that hold no block, AddressInUse when a live pool owns the name `instance` (None: a
+        random one).
+        """
+        config = config or PoolConfig()
+        if device != "cpu":
+            raise ConfigError(
+                f"device {device!r} is not available; this build has 'cpu'", setting="device", value=device
+            )
+        self.layout = layout
+        self.instance = instance if instance is not None else f"pool-{secrets.token_hex(6)}"
+        self._config = config
+        self._epoch = secrets.randbits(63) | 1
+        self._name = NameLock(self.instance)
+        try:
+            self._space = _build_space(layout, hbm, dram, config)
+        except BaseException:
+            self._name.close()
+            raise
+        self._table: BlockTable = self._space.table
+        self._reclaimer = Reclaimer(self._space)
+        self._resizer = Resizer(self._space, self._reclaimer)
+        self._allocator = Allocator(self._space, self._reclaimer, self._resizer)
+        self._catalogue = Catalogue(self._space, Identity(layout=layout.fingerprint(), dtype=layout.dtype))
+        self._store = PoolStore(self._space, self._catalogue, self._allocator)
+        self._closed = False
+
+    # --- memory blocks --------------------------------------------------------------------------------------
+
+    def alloc(self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None) -> Blocks:
+        """`num_blocks` blocks with one reference each, all or none; their bytes are undefined.
+
+        `Tier.HBM | Tier.DRAM` takes either, HBM first. When blocks are short, historical ones are demoted to DRAM or
+        evicted, in one pass at most. With `timeout` (seconds) it waits its turn without the GIL. Raises OutOfBlocks
+        with the figures; AllocTimeout (also a TimeoutError) at the deadline. About 20 ns a block in batches of 128.
+        """
+        if timeout is not None:
+            return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout), self._epoch)
+        handles = np.empty(num_blocks, np.uint64)
+        if not self._table.alloc(handles, tier._value_):
+            handles = self._allocator.alloc(num_blocks, tier)
+        return Blocks(handles, self._epoch)
+
+    async def alloc_async(self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None) -> Blocks:
+        """alloc() that waits as a task, for ever when `timeout` is None. Cancelling it allocates nothing."""
+        return Blocks(await self._allocator.alloc_async(num_blocks, tier, timeout), self._epoch)
+
+    def free(self, blocks: BlocksLike) -> None:
+        """Drop one of the caller's references on each; the last one frees a block that is not indexed."""
+        self._allocator.released(self._table.free(self._handles(blocks)))
+
+    def retain(self, blocks: BlocksLike) -> None:
+        """One more reference on each for the caller, to free() later."""
+        with self._space.lock:
+            self._table.retain(self._handles(blocks))
+
+    def seal(self, blocks: BlocksLike) -> None:
+        """Their KV is written: from now on they may be indexed and sent, and nobody writes them again."""
+        self._table.seal(self._handles(blocks))
+
+    def view(self, tier: Tier = Tier.HBM) -> npt.NDArray[np.generic]:
+        """The tier's memory, `[slots, layers, parts, block_tokens, heads, dim]`, without a copy; bfloat16 as uint16.
+
+        It spans the tier's maximum, so it stays right when the pool is resized and keeps the memory after close().
+        Slots beyond the current size read as zeros and must not be written.
+        """
+        return self._memory(tier).view()
+
+    def slots(self, blocks: BlocksLike, tier: Tier = Tier.HBM) -> Int32Array:
+        """Rows of `blocks` in view(tier), int32[n]. Raises NotResident for a block that lies elsewhere: swap it in."""
+        handles = self._handles(blocks)
+        rows = np.empty(len(handles), np.int32)
+        self._table.slots(handles, self._number(tier), rows)
+        return rows
+
+    def tiers(self, blocks: BlocksLike) -> npt.NDArray[np.uint8]:
+        """Where each block lies, as Tier values."""
+        return self._space.locate(self._handles(blocks))[0]
+
+    # --- index ----------------------------------------------------------------------------------------------
+
+    def namespace(self, identity: Identity) -> int:
+        """The small int that stands for `identity` in `ns` arguments; ns=None is the pool's default identity."""
+        return self._catalogue.namespace(identity)
+
+    def match(self, tokens: TokenIds, ns: int | None = None) -> Hit:
+        """The longest indexed prefix of `tokens`, whole blocks only, pinned until the Hit is closed or taken."""
+        found = self._catalogue.match(as_tokens(tokens), ns)
+        tiers, _ = self._space.locate(found.handles)
+        return Hit(Blocks(found.handles, self._epoch), found.num_tokens, tiers, found.miss_reason, self._release)
+
+    def insert(self, tokens: TokenIds, blocks: BlocksLike, ns: int | None = None) -> Indexed:
+        """Index sealed `blocks` by `tokens`: when their last reference is freed they stay, as history.
+
+        Only whole blocks are indexed, a partial last one is not. Blocks whose places were indexed already are returned
+        as `duplicates`; their references stay the caller's. Raises NotSealed, and ConfigError for a block that is given
+        twice or indexed elsewhere.
+        """
+        return self._catalogue.insert(as_tokens(tokens), self._handles(blocks), ns)
+
+    def delete(self, tokens: TokenIds, ns: int | None = None) -> int:
+        """Forget what only this prompt needs, from its end upward; longer prompts keep what they share. -> blocks"""
+        given, freed = self._catalogue.delete(as_tokens(tokens), ns)
+        self._allocator.released(freed)
+        return given
+
+    # --- tiers ----------------------------------------------------------------------------------------------
+
+    def swap_out(self, num_blocks: int) -> int:
+        """Move up to `num_blocks` historical blocks from HBM to DRAM, the coldest first. -> how many moved
+
+        Where DRAM is full, its own oldest are dropped for them. Handles stay. Raises ConfigError without a DRAM tier.
+        """
+        if not self._space.has_dram:
+            raise ConfigError("this pool has no DRAM tier; create it with dram=...", setting="dram", value=0)
+        with self._space.lock:
+            moved = self._reclaimer.demote(num_blocks)
+            self._space.counters["swapped_out"] += moved
+        self._allocator.released(moved)
+        return moved
+
+    def swap_in(self, blocks: BlocksLike) -> int:
+        """Bring those of `blocks` that lie in DRAM into HBM, all or none. Handles stay, rows change. -> how many moved
+
+        Raises OutOfBlocks when HBM has no room even after eviction.
+        """
+        handles = self._handles(blocks)
+        with self._space.lock:
+            self._table.retain(handles)
+            try:
+                away = np.unique(handles[self._space.locate(handles)[0] == Tier.DRAM.value])
+                while not self._space.move(away, HBM):
+                    if not self._reclaimer.make_room(len(away), Tier.HBM.value):
+                        raise self._allocator.out_of_blocks(len(away), Tier.HBM, OutOfBlocks, "")
+                self._space.counters["swapped_in"] += len(away)
+            finally:
+                available = self._table.free(handles)
+        self._allocator.released(available)
+        return len(away)
+
+    def resize(self, *, hbm: int | str | None = None, dram: int | str | None = None) -> None:
+        """Change tiers while in use, up to the maximum they were made with. Growing is done at once.
+
+        Shrinking evicts and moves historical blocks, never live ones: while more live than the new size holds, nothing
+        is allocated, and what lies above it goes back as it is freed. Raises ConfigError.
+        """
+        for number, name, size in ((HBM, "hbm", hbm), (DRAM, "dram", dram)):
+            if size is not None:
+                self._resizer.resize(number, parse_bytes(size, name))
+        self._allocator.released(1)
+
+    # --- whole pool -----------------------------------------------------------------------------------------
+
+    def stats(self) -> PoolStats:
+        """A frozen snapshot."""
+        space = self._space
+        with space.lock:
+            tiers = {memory.tier: _tier_stats(space, number, memory) for number, memory in space.tiers.items()}
+            return PoolStats(
+                instance=self.instance, tiers=tiers, indexed=len(space.index), waiting=len(self._allocator.waiters),
+                events=dict(space.counters), index=space.index.stats(), transfer=None,
+            )  # fmt: skip
+
+    def check(self) -> None:
+        """Prove all invariants; raises when one does not hold. Call it while no other operation runs. Cost O(pool)."""
+        self._space.check()
+
+    def close(self) -> None:
+        """End transfers and give the name back; later calls raise InstanceClosed. Idempotent. Views stay valid."""
+        if self._closed:
+            return
+        self._closed = True
+        self._space.close()
+        self._table = self._space.table
+        self._allocator.waiters.notify_all()
+        self._name.close()
+
+    def __enter__(self) -> MemPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"poolweave: pool {self.instance!r} was not closed", ResourceWarning, stacklevel=2)
+
+    # --- private --------------------------------------------------------------------------------------------
+
+    def _handles(self, blocks: BlocksLike) -> UInt64Array:
+        if not isinstance(blocks, Blocks):
+            return Blocks.of(blocks).array
+        if blocks.owner != self._epoch and blocks.owner:
+            raise UnknownBlock("these blocks are another pool's; send them with transfer()")
+        return blocks.array
+
+    def _number(self, tier: Tier) -> int:
+        numbers = [number for number in self._space.tiers if TIERS[number] == tier]
+        if not numbers:
+            raise ConfigError(f"tier {tier} is none of this pool's", setting="tier", value=str(tier))
+        return numbers[0]
+
+    def _memory(self, tier: Tier) -> TierMemory:
+        return self._space.tiers[self._number(tier)]
+
+    def _release(self, blocks: Blocks) -> None:
+        try:
+            self.free(blocks)
+        except InstanceClosed:
+            return  # the pool went first, and the references with it
+
+
+def _build_space(layout: KVLayout, hbm: int | str, dram: int | str, config: PoolConfig) -> BlockSpace:
+    sizes = {HBM: ("hbm", hbm, config.max_hbm), DRAM: ("dram", dram, config.max_dram)}
+    tiers: dict[int, TierMemory] = {}
+    for number, (name, size, most) in sizes.items():
+        nbytes = parse_bytes(size, name)
+        if number == DRAM and nbytes == 0:
+            continue
+        max_bytes = None if most is None else parse_bytes(most, f"max_{name}")
+        tiers[number] = TierMemory(TIERS[number], layout, TierSize.of(name, nbytes, max_bytes, config.page_bytes))
+    limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
+    return BlockSpace(layout, BlockTable(*limits), tiers, RadixIndex(layout.block_tokens), config.copy_threads)
+
+
+def _tier_stats(space: BlockSpace, number: int, memory: TierMemory) -> TierStats:
+    c: Any = space.table.counts(number)
+    return TierStats(
+        tier=memory.tier, total=c.limit, free=c.free, active=c.used - c.historical - c.limbo - c.reserved,
+        historical=c.historical, pinned=c.pinned, leased=c.leased, limbo=c.limbo, overhang=c.overhang,
+        largest_run=space.table.longest_free_run(number), memory=memory.stats(),
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""Resizer: grows tiers at once and shrinks them as blocks allow. A live block is never taken."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from poolweave.errors import ConfigError
+from poolweave.mempool.reclaim import Reclaimer
+from poolweave.mempool.space import DRAM, HBM, BlockSpace
+from poolweave.mempool.tiers import TIERS
+
+
+class Resizer:
+    """`draining` holds the tiers (by number) whose shrinking waits for blocks to be freed."""
+
+    def __init__(self, space: BlockSpace, reclaimer: Reclaimer) -> None:
+        self._space = space
+        self._reclaimer = reclaimer
+        self.draining: set[int] = set()
+
+    def resize(self, number: int, nbytes: int) -> None:
+        """Give tier `number` room for `nbytes`. Raises ConfigError for a size out of range; then nothing changed."""
+        space = self._space
+        with space.lock:
+            if number not in space.tiers:
+                name = str(TIERS[number].name).lower()
+                raise ConfigError(
+                    f"this pool has no {name} tier; create it with {name}=...", setting=name, value=nbytes
+                )
+            memory = space.tiers[number]
+            slots = memory.slots_for(nbytes)
+            if slots >= memory.num_slots:
+                memory.grow(slots)
+                space.table.set_limit(number, slots)
+                if not space.table.counts(number).overhang:
+                    self.draining.discard(number)
+                return
+            space.table.set_limit(number, slots)
+            self.draining.add(number)
+            self.drain(number)
+
+    def drain_all(self) -> None:
+        """Blocks were freed: go on with what is under way."""
+        with self._space.lock:
+            for number in tuple(self.draining):
+                self.drain(number)
+
+    def drain(self, number: int) -> None:
+        """Evict down to the limit, move historical blocks below it, return the memory of what is empty above."""
+        space = self._space
+        counts = space.table.counts(number)
+        excess = min(counts.used - counts.limit, counts.historical)
+        if excess > 0:
+            if number == HBM and DRAM in space.tiers:
+                excess -= self._reclaimer.demote(excess)
+            self._reclaimer.drop(excess, 1 << number, "evicted")
+        counts = space.table.counts(number)
+        vacant = counts.limit - (counts.used - counts.overhang)
+        movable = space.table.evictable_overhang(number)[:vacant]
+        space.move(np.array(movable, np.uint64), number)
+        occupied = np.array(space.table.overhang(number), np.uint32)
+        space.tiers[number].shrink(counts.limit, occupied)
+        if not len(occupied):
+            self.draining.discard(number)

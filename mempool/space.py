@@ -1,0 +1,103 @@
+"""BlockSpace: the table, the tiers' memory and the index of one pool, and moves of blocks between tiers.
+
+Lock order: `lock` (composite operations) before the locks inside table and index. Blocks that only the index refers to
+lose that state only under `lock`; alloc and free of the callers' own blocks go without it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from poolweave.errors import InstanceClosed
+from poolweave.index import RadixIndex
+from poolweave.mempool._native import BlockTable, swap_blocks
+from poolweave.mempool.tiers import TIERS, TierMemory
+from poolweave.transfer import KVLayout
+from poolweave.types import Int32Array, Tier, UInt64Array
+
+HBM, DRAM = 0, 1  # the core's tier numbers
+BOTH = Tier.HBM.value | Tier.DRAM.value
+
+
+@dataclass(slots=True)
+class BlockSpace:
+    """What a pool is made of. `counters` counts blocks by what happened to them."""
+
+    layout: KVLayout
+    table: BlockTable
+    tiers: dict[int, TierMemory]  # by tier number
+    index: RadixIndex
+    copy_threads: int
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    counters: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def has_dram(self) -> bool:
+        return DRAM in self.tiers
+
+    def locate(self, handles: UInt64Array) -> tuple[npt.NDArray[np.uint8], Int32Array]:
+        """Tier values and slots, one a block. Raises UnknownBlock, StaleHandle."""
+        tiers, slots = np.empty(len(handles), np.uint8), np.empty(len(handles), np.int32)
+        self.table.locate(handles, tiers, slots)
+        return tiers + np.uint8(1), slots
+
+    def move(self, handles: UInt64Array, target: int) -> bool:
+        """Copy blocks to tier number `target` and let them lie there; handles stay. False when it has too little room.
+
+        The caller holds `lock`. The copy releases the GIL; on an error nothing has moved.
+        """
+        if not len(handles):
+            return True
+        tiers = np.empty(len(handles), np.uint8)
+        slots, to = np.empty((2, len(handles)), np.int32)
+        if not self.table.begin_move(handles, target, tiers, slots, to):
+            return False
+        try:
+            for source in np.unique(tiers).tolist():
+                chosen = tiers == source
+                self._copy(source, target, slots[chosen], to[chosen])
+        except BaseException:
+            self.table.abort_move(handles, target, to)
+            raise
+        self.table.commit_move(handles, target, to)
+        return True
+
+    def _copy(self, source: int, target: int, slots: Int32Array, to: Int32Array) -> None:
+        layout = self.layout
+        swap_blocks(
+            self.tiers[source].geometry(), self.tiers[target].geometry(), slots, to,
+            layout.num_planes, layout.plane_bytes, self.copy_threads,
+        )  # fmt: skip
+
+    def drop(self, handles: UInt64Array, reason: str) -> int:
+        """The index gave these up: drop its references. -> how many blocks became free by it"""
+        freed = self.table.unindex(handles)
+        self.counters[reason] += len(handles)
+        return freed
+
+    def close(self) -> None:
+        """From now on every use of the table raises InstanceClosed. Views and memory live on until dropped."""
+        with self.lock:
+            self.table = cast(BlockTable, _ClosedTable())
+
+    def check(self) -> None:
+        """Raises when an invariant of the parts, or between them, does not hold. Call it while no operation runs."""
+        with self.lock:
+            self.table.check()
+            self.index.check()
+            for memory in self.tiers.values():
+                memory.check()
+            counts = [self.table.counts(number) for number in range(len(TIERS))]
+            indexed = sum(c.historical + c.pinned for c in counts)
+            assert indexed == len(self.index), f"{indexed} blocks are marked indexed, the index holds {len(self.index)}"
+
+
+class _ClosedTable:
+    def __getattr__(self, name: str) -> Any:
+        raise InstanceClosed("this pool was closed before")

@@ -1,0 +1,53 @@
+"""Frozen snapshots of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from poolweave.mempool.arena import ArenaStats
+from poolweave.types import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """Blocks of one tier. total = free + active + historical + limbo while no shrinking is under way.
+
+    `total`: what may be allocated; `free`: of it now; `active`: any reference but the index's; `historical`: the
+    index's only, so evictable; `pinned`: active and indexed; `leased`: places on loan; `limbo`: on loan, left by their
+    block; `overhang`: still above a lowered size; `largest_run`: of free neighbours.
+    """
+
+    tier: Tier
+    total: int
+    free: int
+    active: int
+    historical: int
+    pinned: int
+    leased: int
+    limbo: int
+    overhang: int
+    largest_run: int
+    memory: ArenaStats
+
+    @property
+    def evictable(self) -> int:
+        return self.historical
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self.memory.held_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """A pool at one moment. `events` counts blocks: evicted, demoted, swapped_out, swapped_in, deleted, ..."""
+
+    instance: str
+    tiers: Mapping[Tier, TierStats]
+    indexed: int
+    waiting: int
+    events: Mapping[str, int]
+    index: Any  # RadixIndex.stats()
+    transfer: Any  # TransferEngine.stats(), None before its first use

@@ -1,0 +1,130 @@
+"""TierMemory: the bytes of one tier, as slots of a layout in an elastic range. Knows no handles and no references."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from poolweave.errors import ConfigError
+from poolweave.mempool._native import TierGeometry
+from poolweave.mempool.arena import Arena, ArenaStats
+from poolweave.transfer import KVLayout, Region
+from poolweave.types import Tier
+
+TIERS = (Tier.HBM, Tier.DRAM)  # by the core's tier number: the fastest first
+_MAX_SLOTS = (1 << 30) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TierSize:
+    """What a tier starts with and may grow to. Raises ConfigError when that holds no block or exceeds the maximum."""
+
+    setting: str  # "hbm" or "dram"
+    nbytes: int
+    max_bytes: int
+    page_bytes: int
+
+    @classmethod
+    def of(cls, setting: str, nbytes: int, max_bytes: int | None, page_bytes: int) -> TierSize:
+        if max_bytes is None:
+            max_bytes = max(4 * nbytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return cls(setting, nbytes, max_bytes, page_bytes)
+
+    def slots(self, layout: KVLayout, nbytes: int) -> int:
+        """Blocks that fit `nbytes`."""
+        slots = nbytes // layout.block_bytes
+        if slots < 1 or slots > _MAX_SLOTS:
+            raise ConfigError(
+                f"{self.setting}={nbytes} bytes holds {slots} blocks of {layout.block_bytes}: not in [1, {_MAX_SLOTS}]",
+                setting=self.setting, value=nbytes, limit=layout.block_bytes,
+            )  # fmt: skip
+        if nbytes > self.max_bytes:
+            raise ConfigError(
+                f"{self.setting}={nbytes} bytes exceeds max_{self.setting}={self.max_bytes}; make the pool with more",
+                setting=self.setting, value=nbytes, limit=self.max_bytes,
+            )  # fmt: skip
+        return slots
+
+
+class TierMemory:
+    """Slots [0, num_slots) have memory; views span the maximum, so growing never moves them.
+
+    Memory is counted in whole pages: the last one may reach past the size asked for. A layered tier is static, because
+    each of its planes spans all slots. One caller at a time changes it (the pool, under its lock).
+    """
+
+    def __init__(self, tier: Tier, layout: KVLayout, size: TierSize) -> None:
+        self.tier = tier
+        self.layout = layout
+        self._size = size
+        self.num_slots = size.slots(layout, size.nbytes)
+        static = layout.order == "layered"
+        self.max_slots = self.num_slots if static else min(size.max_bytes // layout.block_bytes, _MAX_SLOTS)
+        span = self.max_slots * layout.block_bytes
+        self._arena = Arena(self._page_end(self.num_slots) * size.page_bytes, capacity=span, page_bytes=size.page_bytes)
+        self._range = self._arena.reserve(span, sole=True)
+        self._range.map(0, self._page_end(self.num_slots))
+
+    @property
+    def setting(self) -> str:
+        return self._size.setting
+
+    def slots_for(self, nbytes: int) -> int:
+        """Blocks that fit a new size. Raises ConfigError when it is out of range, or the tier cannot be resized."""
+        slots = self._size.slots(self.layout, nbytes)
+        if self.layout.order == "layered" and slots != self.num_slots:
+            raise ConfigError(
+                f"{self.setting} cannot be resized: a layered tier is static; use order='aggregated'",
+                setting=self.setting, value=nbytes, limit=self.num_slots,
+            )  # fmt: skip
+        return slots
+
+    def grow(self, num_slots: int) -> None:
+        """Back slots [0, num_slots). Raises what the system says; then nothing changed."""
+        pages = self._page_end(num_slots)
+        self._arena.set_budget(max(pages * self._arena.page_bytes, self._arena.stats().budget_bytes))
+        self._range.ensure(0, pages)
+        self.num_slots = num_slots
+
+    def shrink(self, num_slots: int, occupied: npt.NDArray[np.uint32]) -> None:
+        """Return the memory of all slots from `num_slots` on but the `occupied` ones (ascending)."""
+        page, nbytes = self._arena.page_bytes, self.layout.block_bytes
+        first = self._page_end(num_slots)
+        for slot in occupied.tolist():
+            before = slot * nbytes // page
+            if before > first:
+                self._range.drop(first, before - first)
+            first = max(first, self._page_end(slot + 1))
+        self._range.drop(first, self._range.num_pages - first)
+        self._arena.set_budget(self._page_end(num_slots) * page)
+        self.num_slots = num_slots
+
+    def view(self) -> npt.NDArray[np.generic]:
+        """`[max_slots, layers, parts, block_tokens, heads, dim]` over the range, which it keeps alive; no copy.
+
+        Slots without memory read as zeros and must not be written.
+        """
+        return self.layout.view(self._range.buffer(), self.max_slots)
+
+    def region(self) -> Region:
+        return Region(self.tier, self._arena.readonly_fd(), self._range.address, self._range.nbytes, self.max_slots)
+
+    def geometry(self) -> TierGeometry:
+        """Where planes lie, for the native copy."""
+        layout = self.layout
+        if layout.order == "aggregated":
+            return TierGeometry(self._range.address, layout.block_bytes, layout.plane_bytes)
+        return TierGeometry(self._range.address, layout.plane_bytes, self.max_slots * layout.plane_bytes)
+
+    def stats(self) -> ArenaStats:
+        return self._arena.stats()
+
+    def check(self) -> None:
+        self._arena.check()
+        self._range.check()
+
+    def _page_end(self, num_slots: int) -> int:
+        return -(-num_slots * self.layout.block_bytes // self._size.page_bytes)
