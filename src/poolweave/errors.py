@@ -162,6 +162,24 @@ class PlanInfeasible(PoolweaveError):
     fields = ("part", "needed_bytes", "available_bytes")
 
 
+class ModelUnsupported(PoolweaveError):
+    """The model has a feature that this engine would compute wrongly; it is refused by name."""
+
+    fields = ("model", "feature")
+
+
+class WeightsMismatch(PoolweaveError):
+    """A checkpoint cannot be read, or does not fit its config."""
+
+    fields = ("path", "missing", "misshapen")
+
+
+class NotFinite(PoolweaveError):
+    """The model computed NaN or infinity for this request; the others are not touched."""
+
+    fields = ("position",)
+
+
 class RequestRefused(PoolweaveError, ValueError):
     """A request that can never run here: empty, too long, or with impossible parameters."""
 

@@ -1,0 +1,229 @@
+"""TorchEngine: one ragged forward a step over sequences whose KV lies in a pool's blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from poolweave.errors import InstanceClosed, LayoutMismatch, NotFinite, PoolweaveError, RequestRefused
+from poolweave.mempool import MemPool
+from poolweave.serving.engine.attention import PoolCache
+from poolweave.serving.engine.batch import Batch, Row
+from poolweave.serving.engine.batcher import Batcher, Chunk
+from poolweave.serving.engine.config import EngineConfig
+from poolweave.serving.engine.models import LoadedModel
+from poolweave.serving.engine.planes import KVPlanes
+from poolweave.serving.engine.sampler import sample
+from poolweave.serving.engine.sequence import FinishReason, Sequence
+from poolweave.serving.engine.stopping import Ending
+from poolweave.types import Tier
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a step did for one request: a new token, its end, or both."""
+
+    request_id: str
+    token: int | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What is queued now, and counters since the start."""
+
+    running: int
+    waiting: int
+    steps: int
+    computed_tokens: int
+    emitted_tokens: int
+    preemptions: int
+
+
+class TorchEngine:
+    """Runs an unmodified model with continuous batching; KV is written to and read from the pool's blocks only.
+
+    One thread drives `add` and `step`; `cancel` may come from any. Blocks belong to the sequences' owner (see
+    Sequence). Raises LayoutMismatch when the pool's blocks cannot hold this model's KV.
+    """
+
+    def __init__(self, model: LoadedModel, pool: MemPool, config: EngineConfig | None = None) -> None:
+        ours, theirs = model.layout.fingerprint(), pool.layout.fingerprint()
+        if ours != theirs:
+            raise LayoutMismatch(f"the model's KV is {ours}, the pool's blocks hold {theirs}", ours=ours, theirs=theirs)
+        config = config or EngineConfig()
+        torch.set_num_threads(config.num_threads)
+        self._model = model
+        self._pool = pool
+        self._planes = KVPlanes(pool.view(Tier.HBM), pool.layout)
+        self._batcher = Batcher(pool, config)
+        self._sequences: dict[str, Sequence] = {}
+        self._endings: dict[str, Ending] = {}
+        self._closed = False
+        self._stalled = False
+        self._steps = self._computed_tokens = self._emitted_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Some request has not ended."""
+        return bool(self._sequences)
+
+    @property
+    def stalled(self) -> bool:
+        """The last step found no blocks for anyone: step again when others have freed some, not at once."""
+        return self._stalled
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a request. Raises RequestRefused when it can never run here, InstanceClosed; then nothing is kept."""
+        self._check_open()
+        self._refuse_impossible(sequence)
+        model = self._model
+        self._endings[sequence.request_id] = Ending(
+            sequence, eos=model.eos_token_ids, max_positions=model.max_positions, tokenizer=model.tokenizer
+        )
+        self._sequences[sequence.request_id] = sequence
+        self._batcher.add(sequence)
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask a request to end; the next step emits its end. False when it is not here. Any thread."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        sequence.cancelled = True
+        return True
+
+    def step(self) -> list[Emitted]:
+        """Compute one batch: at most one new token a request. Empty when there is no work, no memory or only prefill.
+
+        An error of the forward itself is raised as it is; the sequences stay as they were before the step.
+        """
+        self._check_open()
+        emitted = [self._finish(s, "cancelled") for s in list(self._sequences.values()) if s.cancelled]
+        plan = self._batcher.plan()
+        emitted += [self._fail(sequence, error) for sequence, error in plan.failed]
+        chunks = list(plan.chunks.values())
+        self._stalled = not chunks and self.has_work
+        return emitted + self._run(chunks) if chunks else emitted
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        return EngineStats(
+            running=len(self._batcher.running),
+            waiting=len(self._batcher.waiting),
+            steps=self._steps,
+            computed_tokens=self._computed_tokens,
+            emitted_tokens=self._emitted_tokens,
+            preemptions=self._batcher.num_preempted,
+        )
+
+    def check(self) -> None:
+        """Assert all invariants; for tests."""
+        self._batcher.check()
+        queued = [s.request_id for s in (*self._batcher.running, *self._batcher.waiting)]
+        assert sorted(queued) == sorted(self._sequences) == sorted(self._endings)
+
+    def close(self) -> None:
+        """End all requests as cancelled; their blocks stay their owners'. Idempotent."""
+        if self._closed:
+            return
+        for sequence in list(self._sequences.values()):
+            self._finish(sequence, "cancelled")
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InstanceClosed("this engine is closed")
+
+    def _refuse_impossible(self, sequence: Sequence) -> None:
+        length, room = len(sequence.tokens), self._model.max_positions
+        held = len(sequence.blocks) * self._pool.layout.block_tokens
+        if sequence.request_id in self._sequences:
+            raise RequestRefused(f"request {sequence.request_id} is already here")
+        if sequence.num_prompt < 1:
+            raise RequestRefused("an empty prompt has no next token", needed=1, limit=0)
+        if length >= room:
+            message = f"{length} tokens leave no room for an answer: the model has {room} positions"
+            raise RequestRefused(message, needed=length + 1, limit=room)
+        if not 0 <= sequence.num_computed < length or sequence.num_computed > held:
+            message = f"num_computed={sequence.num_computed} of {length} tokens with {held} tokens' worth of blocks"
+            raise RequestRefused(
+                f"{message}: at least one must be left to compute", needed=sequence.num_computed, limit=held
+            )
+        end = sequence.sampling.max_new_tokens if sequence.forced is None else len(sequence.forced)
+        if sequence.num_answer >= end:
+            raise RequestRefused(f"the answer has all its {end} tokens already", needed=sequence.num_answer, limit=end)
+        needed, capacity = self._pool.layout.num_blocks(length), self._batcher.capacity
+        if needed > capacity:
+            message = f"{length} tokens need {needed} blocks and the pool has {capacity}; raise hbm"
+            raise RequestRefused(message, needed=needed, limit=capacity)
+
+    def _run(self, chunks: list[Chunk]) -> list[Emitted]:
+        """The forward, then one token for each sequence all of whose tokens are now computed."""
+        ready = [index for index, chunk in enumerate(chunks) if chunk.num_tokens == chunk.sequence.num_pending]
+        logits = self._forward(self._batch(chunks), ready)
+        for chunk in chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
+            self._computed_tokens += chunk.num_tokens
+        self._steps += 1
+        sequences = [chunks[index].sequence for index in ready]
+        return [self._emit(s, token) for s, token in zip(sequences, sample(logits, sequences), strict=True)]
+
+    def _batch(self, chunks: Iterable[Chunk]) -> Batch:
+        rows, block_tokens = [], self._pool.layout.block_tokens
+        tails: list[tuple[int, int]] = []  # slot, first unwritten token
+        for chunk in chunks:
+            sequence, start = chunk.sequence, chunk.sequence.num_computed
+            end = start + chunk.num_tokens
+            slots = self._pool.slots(sequence.blocks[: self._pool.layout.num_blocks(end)])
+            rows.append(Row(sequence.tokens[start:end], start, slots))
+            begins_block = (
+                chunk.first or start % block_tokens == 0 or start // block_tokens != (end - 1) // block_tokens
+            )
+            if begins_block and end % block_tokens:
+                tails.append((int(slots[-1]), end % block_tokens))
+        if tails:
+            self._planes.zero_tails(*np.array(tails, dtype=np.int64).T)
+        return Batch(rows, self._planes)
+
+    def _forward(self, batch: Batch, ready: list[int]) -> torch.Tensor:
+        """Logits [len(ready), vocab] after the last token of the rows `ready`."""
+        with torch.inference_mode():
+            result = self._model.model(
+                input_ids=batch.input_ids,
+                position_ids=batch.positions,
+                cache=PoolCache(batch),
+                use_cache=True,
+                logits_to_keep=batch.last[ready],
+            )
+        return result.logits[0]
+
+    def _emit(self, sequence: Sequence, token: int | None) -> Emitted:
+        if sequence.forced is not None:
+            token = sequence.forced[sequence.num_answer]
+        if token is None:
+            position = len(sequence.tokens)
+            message = f"the model computed NaN or infinity for position {position} of request {sequence.request_id}"
+            return self._fail(sequence, NotFinite(message, position=position))
+        sequence.tokens.append(token)
+        self._emitted_tokens += 1
+        reason = self._endings[sequence.request_id].after(token)
+        if reason is not None:
+            self._finish(sequence, reason)
+        return Emitted(sequence.request_id, token, reason)
+
+    def _fail(self, sequence: Sequence, error: PoolweaveError) -> Emitted:
+        _log.warning("request %s failed: %s", sequence.request_id, error)
+        sequence.error = error
+        return self._finish(sequence, "error")
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Emitted:
+        sequence.finish_reason = reason
+        self._batcher.remove(sequence)
+        del self._sequences[sequence.request_id], self._endings[sequence.request_id]
+        return Emitted(sequence.request_id, None, reason)
