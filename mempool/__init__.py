@@ -6,6 +6,18 @@ from poolweave.mempool.catalogue import Indexed
 from poolweave.mempool.config import PoolConfig
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.pool import MemPool
+from poolweave.mempool.received import Received
 from poolweave.mempool.stats import PoolStats, TierStats
 
-__all__ = ["Arena", "ArenaStats", "Blocks", "Hit", "Indexed", "MemPool", "PoolConfig", "PoolStats", "TierStats"]
+__all__ = [
+    "Arena",
+    "ArenaStats",
+    "Blocks",
+    "Hit",
+    "Indexed",
+    "MemPool",
+    "PoolConfig",
+    "PoolStats",
+    "Received",
+    "TierStats",
+]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from poolweave.errors import ConfigError
-from poolweave.index import Identity
+from poolweave.index import Identity, MissReason
 from poolweave.mempool.space import BlockSpace
 from poolweave.types import Int32Array, UInt64Array
 
@@ -19,7 +18,7 @@ class Found:
 
     handles: UInt64Array
     num_tokens: int
-    miss_reason: Any
+    miss_reason: MissReason
 
 
 @dataclass(frozen=True, slots=True)

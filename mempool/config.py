@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poolweave.errors import ConfigError
+from poolweave.transfer import TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class PoolConfig:
     max_hbm: int | str | None = None
     max_dram: int | str | None = None
     copy_threads: int = 2
+    transfer: TransferConfig | None = None
 
     def __post_init__(self) -> None:
         if self.page_bytes < 4096 or self.page_bytes & (self.page_bytes - 1):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ConfigError
+from poolweave.index import MissReason
 from poolweave.mempool.blocks import Blocks
 
 
@@ -28,7 +28,7 @@ class Hit:
         blocks: Blocks,
         num_tokens: int,
         tiers: npt.NDArray[np.uint8],
-        miss_reason: Any,
+        miss_reason: MissReason,
         release: Callable[[Blocks], None],
     ) -> None:
         self.blocks = blocks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -22,14 +22,16 @@ from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.catalogue import Catalogue, Indexed
 from poolweave.mempool.config import PoolConfig
 from poolweave.mempool.hit import Hit
+from poolweave.mempool.links import Links
 from poolweave.mempool.name_lock import NameLock
+from poolweave.mempool.received import Received
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.resizer import Resizer
 from poolweave.mempool.space import DRAM, HBM, BlockSpace
 from poolweave.mempool.stats import PoolStats, TierStats
 from poolweave.mempool.store import PoolStore
 from poolweave.mempool.tiers import TIERS, TierMemory, TierSize
-from poolweave.transfer import KVLayout
+from poolweave.transfer import KVLayout, Reservation, Shipment, Transfer
 from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens, parse_bytes
 
 BlocksLike: TypeAlias = "Blocks | UInt64Array | Sequence[int]"
@@ -60,7 +62,6 @@ class MemPool:
             )
         self.layout = layout
         self.instance = instance if instance is not None else f"pool-{secrets.token_hex(6)}"
-        self._config = config
         self._epoch = secrets.randbits(63) | 1
         self._name = NameLock(self.instance)
         try:
@@ -73,7 +74,8 @@ class MemPool:
         self._resizer = Resizer(self._space, self._reclaimer)
         self._allocator = Allocator(self._space, self._reclaimer, self._resizer)
         self._catalogue = Catalogue(self._space, Identity(layout=layout.fingerprint(), dtype=layout.dtype))
-        self._store = PoolStore(self._space, self._catalogue, self._allocator)
+        store = PoolStore(self._space, self._catalogue, self._allocator)
+        self._links = Links(self.instance, store, self._catalogue, config.transfer)
         self._closed = False
 
     # --- memory blocks --------------------------------------------------------------------------------------
@@ -200,6 +202,72 @@ class MemPool:
                 self._resizer.resize(number, parse_bytes(size, name))
         self._allocator.released(1)
 
+    # --- transfers ------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where other instances reach this one: give it to their connect(). Listening begins at first use."""
+        return self._links.engine.address
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The same for all transports listened on, by transport."""
+        return self._links.engine.addresses
+
+    def connect(self, peer: str, address: str | Sequence[str] | Mapping[str, str]) -> None:
+        """Know the instance `peer` by its address(es); dials at the first transfer. Raises ConfigError."""
+        self._links.engine.connect(peer, address)
+
+    def disconnect(self, peer: str) -> None:
+        """Forget `peer`; what is on its way to it fails."""
+        self._links.engine.disconnect(peer)
+
+    def transfer(
+        self, peer: str, blocks: BlocksLike, *, tag: bytes, num_tokens: int | None = None,
+        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False,
+    ) -> Transfer:  # fmt: skip
+        """Send sealed blocks to `peer`, whose receive(tag) gets them. They stay lent until the Transfer is done.
+
+        `num_tokens` says how many tokens are valid (None: all). The receiver allocates in the tiers of `on_demand`, or
+        uses what `dst` set aside there. `private`: the copy is the receiver's alone, it will not offer it on. Raises
+        UnknownPeer, NotSealed, DuplicateTransfer, ...; what happens later is told by the Transfer.
+        """
+        handles = self._handles(blocks)
+        shipment = Shipment(
+            blocks=handles, num_tokens=self._links.whole(handles, num_tokens), tag=tag, private=private,
+            on_demand=on_demand if dst is None else None, dst=dst,
+        )  # fmt: skip
+        return self._links.engine.offer(peer, shipment)
+
+    def transfer_with_insert(
+        self, peer: str, blocks: BlocksLike, tokens: TokenIds, ns: int | None = None, *, tag: bytes = b"",
+        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False,
+    ) -> Transfer:  # fmt: skip
+        """Send the blocks of `tokens`, of which `peer` pulls what it lacks, and let it index them: one exchange.
+
+        `blocks` covers all of `tokens`; a partial last block travels and is not indexed. Else as transfer(); without a
+        tag nobody receives it, it is only indexed there.
+        """
+        handles = self._handles(blocks)
+        prompt, identity = self._links.prompt(as_tokens(tokens), handles, ns)
+        shipment = Shipment(
+            blocks=handles, num_tokens=len(prompt), tag=tag, tokens=prompt, identity=identity, insert=True,
+            private=private, on_demand=on_demand if dst is None else None, dst=dst,
+        )  # fmt: skip
+        return self._links.engine.offer(peer, shipment)
+
+    def receive(self, tag: bytes, timeout: float | None = None) -> Received:
+        """Wait for what was sent under `tag`. Close the result, best by `with`, or take() its blocks.
+
+        Raises TransferTimeout after `timeout` seconds, and what the transfer failed with. Unclaimed arrivals are
+        dropped when their lease ends.
+        """
+        return Received(self._links.engine.receive(tag, timeout), self._epoch)
+
+    def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
+        """Set blocks aside at `peer` for one transfer's `dst`; unused ones go back there when the lease ends."""
+        return self._links.engine.reserve(peer, num_blocks, tier, timeout)
+
     # --- whole pool -----------------------------------------------------------------------------------------
 
     def stats(self) -> PoolStats:
@@ -209,11 +277,12 @@ class MemPool:
             tiers = {memory.tier: _tier_stats(space, number, memory) for number, memory in space.tiers.items()}
             return PoolStats(
                 instance=self.instance, tiers=tiers, indexed=len(space.index), waiting=len(self._allocator.waiters),
-                events=dict(space.counters), index=space.index.stats(), transfer=None,
+                events=dict(space.counters), index=space.index.stats(), transfer=self._links.stats(),
             )  # fmt: skip
 
     def check(self) -> None:
         """Prove all invariants; raises when one does not hold. Call it while no other operation runs. Cost O(pool)."""
+        self._links.check()
         self._space.check()
 
     def close(self) -> None:
@@ -221,6 +290,7 @@ class MemPool:
         if self._closed:
             return
         self._closed = True
+        self._links.close()
         self._space.close()
         self._table = self._space.table
         self._allocator.waiters.notify_all()

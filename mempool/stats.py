@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from poolweave.index import RadixStats
 from poolweave.mempool.arena import ArenaStats
+from poolweave.transfer import TransferStats
 from poolweave.types import Tier
 
 
@@ -49,5 +50,5 @@ class PoolStats:
     indexed: int
     waiting: int
     events: Mapping[str, int]
-    index: Any  # RadixIndex.stats()
-    transfer: Any  # TransferEngine.stats(), None before its first use
+    index: RadixStats
+    transfer: TransferStats | None  # None before the first use of transfers

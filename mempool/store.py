@@ -53,6 +53,8 @@ class PoolStore:
         held = _NONE
         if incoming.tokens is not None:
             held = self._catalogue.match(incoming.tokens, self._space.index.namespace_of(incoming.identity)).handles
+            self._allocator.free(held[incoming.num_blocks :])
+            held = held[: incoming.num_blocks]
         try:
             fresh = self._fresh(incoming, incoming.num_blocks - len(held))
         except BaseException:

@@ -1,0 +1,73 @@
+"""Links: the transfer engine of a pool, made at its first use. Knows how a pool's words become shipments."""
+
+from __future__ import annotations
+
+import threading
+
+from poolweave.errors import ConfigError, InstanceClosed
+from poolweave.mempool.catalogue import Catalogue
+from poolweave.mempool.store import PoolStore
+from poolweave.transfer import TransferConfig, TransferEngine, TransferStats
+from poolweave.types import Int32Array, UInt64Array
+
+
+class Links:
+    """Thread-safe. The engine listens from its first use on, until close()."""
+
+    def __init__(self, instance: str, store: PoolStore, catalogue: Catalogue, config: TransferConfig | None) -> None:
+        self._instance = instance
+        self._store = store
+        self._catalogue = catalogue
+        self._config = config
+        self._mutex = threading.Lock()
+        self._engine: TransferEngine | None = None
+        self._closed = False
+
+    @property
+    def engine(self) -> TransferEngine:
+        """Raises InstanceClosed, AddressInUse, and ConfigError for settings that cannot be."""
+        with self._mutex:
+            if self._closed:
+                raise InstanceClosed("this pool was closed before")
+            if self._engine is None:
+                self._engine = TransferEngine(self._instance, self._store, self._config)
+            return self._engine
+
+    def prompt(self, tokens: Int32Array, blocks: UInt64Array, ns: int | None) -> tuple[Int32Array, bytes]:
+        """Tokens and identity of a shipment that is to be indexed. Raises ConfigError when blocks do not fit."""
+        needed = self._store.layout.num_blocks(len(tokens))
+        if len(blocks) != needed:
+            raise ConfigError(
+                f"{len(tokens)} tokens lie in {needed} blocks, got {len(blocks)}",
+                setting="blocks", value=len(blocks), limit=needed,
+            )  # fmt: skip
+        return tokens, self._catalogue.digest(ns)
+
+    def whole(self, blocks: UInt64Array, num_tokens: int | None) -> int:
+        """`num_tokens`, or all that fit the blocks. Raises ConfigError when they do not end in the last block."""
+        layout = self._store.layout
+        if num_tokens is None:
+            return len(blocks) * layout.block_tokens
+        if layout.num_blocks(num_tokens) != len(blocks):
+            raise ConfigError(
+                f"num_tokens={num_tokens} lie in {layout.num_blocks(num_tokens)} blocks, got {len(blocks)}",
+                setting="num_tokens", value=num_tokens, limit=len(blocks) * layout.block_tokens,
+            )  # fmt: skip
+        return num_tokens
+
+    def stats(self) -> TransferStats | None:
+        with self._mutex:
+            return self._engine.stats() if self._engine is not None else None
+
+    def check(self) -> None:
+        with self._mutex:
+            if self._engine is not None:
+                self._engine.check()
+
+    def close(self) -> None:
+        """End all transfers. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
