@@ -20,7 +20,7 @@ from poolweave.transfer.frames import FRAME_LIMIT, GREETING_LIMIT, FrameDecoder,
 from poolweave.transfer.loop import READ, WRITE, Loop
 
 _MOST_FDS = 16
-_RECEIVE_BYTES = 256 << 10
+_RIGHTS_BYTES = socket.CMSG_SPACE(4 * _MOST_FDS)
 _MOST_QUEUED = 4 * FRAME_LIMIT  # a peer that reads this little is as good as lost
 
 OnFrame = Callable[["Link", bytes, list[int]], None]
@@ -59,8 +59,7 @@ class Link:
 
     def rekey(self, send: bytes | None, receive: bytes | None) -> None:
         """The greeting is over: the full frame size is allowed, under the session's keys if there are any."""
-        if send is not None:
-            self._encoder.rekey(send)
+        self._encoder.rekey(send)
         self._decoder.rekey(receive, FRAME_LIMIT)
         self._takes_fds = False
 
@@ -157,20 +156,20 @@ class Link:
         data = self._read()
         if data is None:
             return
-        if not data:
+        if not len(data):
             raise TransferFailed("the peer closed the connection", reason="closed")
         self._decoder.feed(data)
         while self._open and (payload := self._decoder.next()) is not None:
             fds, self._fds = self._fds, []
             self._on_frame(self, payload, fds)
 
-    def _read(self) -> bytes | None:
+    def _read(self) -> memoryview | None:
+        """What has come, in a buffer that the next call uses again; None when nothing has."""
+        buffer = self._loop.buffer
         try:
             if not self._takes_fds:
-                return self.sock.recv(_RECEIVE_BYTES)
-            data, rights, _, _ = self.sock.recvmsg(
-                _RECEIVE_BYTES, socket.CMSG_SPACE(4 * _MOST_FDS), socket.MSG_CMSG_CLOEXEC
-            )
+                return buffer[: self.sock.recv_into(buffer)]
+            size, rights, _, _ = self.sock.recvmsg_into([buffer], _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         for level, kind, raw in rights:
@@ -178,7 +177,7 @@ class Link:
                 self._fds += struct.unpack(f"{len(raw) // 4}i", raw[: len(raw) // 4 * 4])
         if len(self._fds) > _MOST_FDS:
             raise ProtocolError(f"a greeting brought {len(self._fds)} descriptors", limit=_MOST_FDS)
-        return data
+        return buffer[:size]
 
     def _lose(self, error: PoolweaveError) -> None:
         if self._open:

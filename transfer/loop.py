@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT
+_BUFFER_BYTES = 256 << 10
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +31,7 @@ class Loop:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._wakes_at = math.inf
+        self.buffer = memoryview(bytearray(_BUFFER_BYTES))  # for handlers to receive into; the loop's thread only
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 

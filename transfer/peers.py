@@ -160,6 +160,8 @@ class Dialer:
 
     def _fail(self, peer: Peer, error: PoolweaveError) -> None:
         self.hang_up(peer)
+        if "peer" in error.fields:
+            error.__dict__["peer"] = peer.name
         self._hooks.on_failed(peer, error)
 
     def _drop(self, peer: Peer) -> None:

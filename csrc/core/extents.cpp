@@ -7,6 +7,12 @@
 namespace poolweave {
 namespace {
 
+// sum += a * b; false when that leaves 64 bits.
+bool add_product(std::uint64_t& sum, std::uint64_t a, std::uint64_t b) noexcept {
+    std::uint64_t product;
+    return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(sum, product, &sum);
+}
+
 void check_window(const Grid& grid, const Window& window) {
     if (window.num_planes == 0 || window.row_bytes == 0) {
         throw Error(Code::kConfig, "a window needs at least one plane and one byte a row");
@@ -35,10 +41,10 @@ void Grid::validate() const {
     if (num_slots == 0 || num_planes == 0 || num_rows == 0 || row_bytes == 0) {
         throw Error(Code::kConfig, "a grid needs slots, planes, rows and bytes a row");
     }
-    const auto last = static_cast<unsigned __int128>(num_slots - 1) * slot_stride +
-                      static_cast<unsigned __int128>(num_planes - 1) * plane_stride +
-                      static_cast<unsigned __int128>(num_rows - 1) * row_stride + row_bytes;
-    if (last > nbytes) {
+    std::uint64_t last = row_bytes;
+    const bool inside = add_product(last, num_slots - 1, slot_stride) && add_product(last, num_planes - 1, plane_stride) &&
+                        add_product(last, num_rows - 1, row_stride);
+    if (!inside || last > nbytes) {
         throw Error(Code::kConfig, std::to_string(num_slots) + " slots need more than the " + std::to_string(nbytes) +
                                        " bytes of their memory");
     }
