@@ -49,4 +49,5 @@ NB_MODULE(_core, m) {
     poolweave::bindings::register_copy(m);
     poolweave::bindings::register_stream(m);
     poolweave::bindings::register_prompt_tree(m);
+    poolweave::bindings::register_decode(m);
 }

@@ -11,5 +11,6 @@ void register_radix(nanobind::module_& m);
 void register_copy(nanobind::module_& m);
 void register_stream(nanobind::module_& m);
 void register_prompt_tree(nanobind::module_& m);
+void register_decode(nanobind::module_& m);
 
 }  // namespace poolweave::bindings

@@ -1,0 +1,7 @@
+"""The only door of this room to the native core."""
+
+from __future__ import annotations
+
+from poolweave._core import AttentionStack, FfnStack, KvView, kernel_names, streaming_read
+
+__all__ = ["AttentionStack", "FfnStack", "KvView", "kernel_names", "streaming_read"]

@@ -1,0 +1,70 @@
+// The weights pool's half of a layer: from normed hidden states to what is added to the residual.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/decode/kernels.hpp"
+#include "core/decode/matrix.hpp"
+#include "core/decode/routing.hpp"
+
+namespace poolweave::decode {
+
+// down(silu(gate(x)) * up(x)); a dense FFN, or the shared experts of a mixture together.
+struct DenseFfn {
+    Linear gate, up, down;
+
+    explicit operator bool() const noexcept { return static_cast<bool>(gate); }
+};
+
+// Weights of all experts as `transformers` fuses them: gate_up [experts * 2 * inner, hidden], down [experts * hidden, inner].
+struct MoeFfn {
+    Routing routing;
+    Matrix router, gate_up, down;
+    DenseFfn shared;  // may be empty
+};
+
+struct FfnLayer {
+    DenseFfn dense;  // used when `moe` is empty
+    std::optional<MoeFfn> moe;
+};
+
+// Runs the FFN layers of one model. Owns scratch, borrows weights; one thread at a time.
+class FfnStack {
+  public:
+    FfnStack(const Kernels& kernels, std::int64_t hidden) : kernels_(kernels), hidden_(hidden) {}
+
+    // Append a layer. Throws kConfig where its matrices do not fit each other.
+    void add(const FfnLayer& layer);
+
+    std::int64_t layers() const noexcept { return static_cast<std::int64_t>(layers_.size()); }
+    std::int64_t hidden() const noexcept { return hidden_; }
+
+    // y [batch, hidden] = FFN of x [batch, hidden]. Reads the weights of each chosen expert once a call.
+    // Throws kConfig for a layer that is not there.
+    void forward(std::int64_t layer, const float* x, int batch, float* y);
+
+    // Weight bytes that one token of `layer` reads.
+    std::int64_t active_bytes(std::int64_t layer) const;
+
+  private:
+    struct Share {  // one row's part in one expert
+        int expert, row;
+        float weight;
+    };
+
+    void run_dense(const DenseFfn& ffn, const float* x, int batch, float* y);
+    void run_experts(const MoeFfn& moe, const float* x, int batch, float* y);
+    void run_expert(const MoeFfn& moe, const Share* shares, int rows, const float* x, float* y);
+
+    const Kernels& kernels_;
+    std::int64_t hidden_;
+    std::vector<FfnLayer> layers_;
+    std::vector<Router> routers_;  // one a layer; dense ones hold a router that is never asked
+    std::vector<float> inner_, logits_, gathered_, out_;
+    std::vector<Choice> choices_;
+    std::vector<Share> shares_;
+};
+
+}  // namespace poolweave::decode

@@ -1,0 +1,25 @@
+#include "core/decode/linear.hpp"
+
+#include "core/error.hpp"
+
+namespace poolweave::decode {
+
+namespace {
+
+std::string shape(std::int64_t rows, std::int64_t cols) {
+    std::string text = std::to_string(rows);
+    text += " x ";
+    text += std::to_string(cols);
+    return text;
+}
+
+}  // namespace
+
+void check_linear(const std::string& name, const Linear& layer, std::int64_t rows, std::int64_t cols) {
+    const Matrix& m = layer.weight;
+    if (m && m.rows == rows && m.cols == cols && rows > 0 && cols > 0) return;
+    throw Error(Code::kConfig, "weight of " + name + " must be " + shape(rows, cols) + ", is " +
+                                   (m ? shape(m.rows, m.cols) : std::string("missing")));
+}
+
+}  // namespace poolweave::decode
