@@ -2,12 +2,597 @@
 Native core of poolweave: arenas, blocks, the radix tree, copies and streams.
 """
 
+import enum
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy
 import numpy.typing
 from numpy.typing import NDArray
+
+class ArenaStats:
+    """What an arena has, in bytes."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def capacity_bytes(self) -> int: ...
+    @property
+    def budget_bytes(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
+    @property
+    def kept_bytes(self) -> int: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def processes(self) -> int: ...
+
+class Arena:
+    """Physical pages under a byte budget, in an anonymous memfd."""
+
+    @staticmethod
+    def create(capacity_bytes: int, budget_bytes: int, page_bytes: int) -> Arena: ...
+    @staticmethod
+    def attach(data_fd: int, ledger_fd: int) -> Arena:
+        """Join another process's arena; both are duplicated."""
+
+    def set_budget(self, nbytes: int) -> None: ...
+    def trim(self) -> int:
+        """Return the memory of all free pages to the system. -> bytes"""
+
+    def reap(self) -> int:
+        """Free what dead processes held. -> bytes"""
+
+    def stats(self) -> ArenaStats: ...
+    def check(self) -> None: ...
+    def readonly_fd(self) -> int:
+        """The memory opened read-only; the arena owns the descriptor."""
+
+    @property
+    def data_fd(self) -> int: ...
+    @property
+    def ledger_fd(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+
+class Range:
+    """Reserved address space into which an arena's pages are mapped."""
+
+    def __init__(self, arena: Arena, nbytes: int, sole: bool = False) -> None: ...
+    def map(self, first: int, count: int) -> None: ...
+    def unmap(self, first: int, count: int) -> None: ...
+    def ensure(self, first: int, count: int) -> None:
+        """Map those of the pages that are not."""
+
+    def drop(self, first: int, count: int) -> None:
+        """Unmap those of the pages that are mapped."""
+
+    def page_at(self, index: int) -> int:
+        """The arena page behind page `index`, or -1."""
+
+    def check(self) -> None: ...
+    def buffer(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """The whole span as uint8[nbytes]; zeros where nothing is mapped."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def num_mapped(self) -> int: ...
+    @property
+    def sole(self) -> bool: ...
+
+class EvictFilter:
+    """Which payloads an index may give up."""
+
+class EvictableBlocks(EvictFilter):
+    pass
+
+class TierCounts:
+    """Slots of one tier."""
+
+    @property
+    def limit(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def historical(self) -> int: ...
+    @property
+    def pinned(self) -> int: ...
+    @property
+    def leased(self) -> int: ...
+    @property
+    def limbo(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def overhang(self) -> int: ...
+
+class BlockTable:
+    """
+    References, places and states of blocks; each call is atomic over its batch.
+    """
+
+    def __init__(self, hbm: int, dram: int) -> None: ...
+
+    SEALED: int = 1
+
+    INDEXED: int = 2
+
+    PRIVATE: int = 4
+
+    def alloc(
+        self, out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")], mask: int
+    ) -> bool: ...
+    def free(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> int: ...
+    def retain(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def seal(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def set_private(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def check_insertable(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> int: ...
+    def index(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def unindex(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> int: ...
+    def lend(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def give_back(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> int: ...
+    def locate(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def slots(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def flags(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def begin_move(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> bool: ...
+    def commit_move(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> int: ...
+    def abort_move(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> int: ...
+    def set_limit(self, tier: int, limit: int) -> None: ...
+    def evictable_overhang(self, tier: int) -> list[int]: ...
+    def overhang(self, tier: int) -> list[int]: ...
+    def counts(self, tier: int) -> TierCounts: ...
+    def longest_free_run(self, tier: int) -> int: ...
+    @property
+    def num_live(self) -> int: ...
+    def evictable(self, mask: int) -> EvictableBlocks:
+        """
+        The blocks in these tiers that only the index refers to, as a filter for the index.
+        """
+
+    def is_evictable(self, handle: int, mask: int) -> bool: ...
+    def check(self) -> None: ...
+
+class TierGeometry:
+    """Where the planes of a tier's blocks lie."""
+
+    def __init__(self, base: int, slot_stride: int, plane_stride: int) -> None: ...
+
+def swap_blocks(
+    source: TierGeometry,
+    target: TierGeometry,
+    from_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    to_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    num_planes: int,
+    plane_bytes: int,
+    threads: int,
+) -> None: ...
+
+class MissReason(enum.Enum):
+    """Why a lookup stopped where it did."""
+
+    NONE = 0
+    """Nothing is missing."""
+
+    NEVER_STORED = 1
+    """Nobody inserted it, or so long ago that it is forgotten."""
+
+    EVICTED = 2
+    """Dropped to make room."""
+
+    EXPIRED = 3
+    """Not used for the time to live."""
+
+    DELETED = 4
+    """Deleted or cleared by its owner."""
+
+    OTHER_IDENTITY = 5
+    """Its first block is stored, but under another namespace."""
+
+    INSTANCE_GONE = 6
+    """Its holder died or left."""
+
+    IN_FLIGHT = 7
+    """Announced, not arrived yet."""
+
+    TIMEOUT = 8
+    """Asked for, did not come in time."""
+
+class Match:
+    """
+    The longest indexed prefix of a prompt. A pinned one keeps its path until it is closed.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """Whole blocks only."""
+
+    @property
+    def blocks(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """Payloads in prompt order, uint64, read-only."""
+
+    @property
+    def miss_reason(self) -> MissReason:
+        """
+        Why the block after the last one is not here; NONE when every whole block matched.
+        """
+
+    @property
+    def pinned(self) -> bool: ...
+    def close(self) -> None:
+        """Gives the pin back; harmless twice."""
+
+    def __enter__(self) -> Match: ...
+    def __exit__(self, *args: object) -> None: ...
+    def __repr__(self) -> str: ...
+
+class Inserted:
+    """What became of the blocks given to insert()."""
+
+    @property
+    def num_tokens(self) -> int:
+        """
+        Tokens indexed along this path now; fewer than given only under a byte cap.
+        """
+
+    @property
+    def num_new(self) -> int:
+        """
+        Blocks that the index took by this call: the last ones of those now indexed.
+        """
+
+    @property
+    def duplicates(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """
+        Given payloads that were not taken, since these blocks were indexed already: they stay the caller's.
+        """
+
+    @property
+    def surplus(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """
+        Those duplicates for which the index holds another payload: second copies, to be freed.
+        """
+
+    @property
+    def evicted(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,), writable=False)]:
+        """
+        Payloads that the index gave up, to stay under its caps or because their time to live was over.
+        """
+
+    def __repr__(self) -> str: ...
+
+class RadixStats:
+    """A snapshot of a radix tree's sizes and counters."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_namespaces(self) -> int: ...
+    @property
+    def pinned_blocks(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def lookups(self) -> int: ...
+    @property
+    def asked_blocks(self) -> int: ...
+    @property
+    def hit_blocks(self) -> int: ...
+    @property
+    def hit_rate(self) -> float:
+        """Whole blocks found among those looked up."""
+
+    @property
+    def inserted_blocks(self) -> int: ...
+    @property
+    def duplicate_blocks(self) -> int: ...
+    @property
+    def refused_blocks(self) -> int: ...
+    @property
+    def misses(self) -> dict[MissReason, int]: ...
+    @property
+    def gone(self) -> dict[MissReason, int]: ...
+
+class RadixTree:
+    """
+    An exact prefix index from int32 tokens to uint64 payloads. Thread-safe.
+    """
+
+    def __init__(
+        self, block_tokens: int = 16, *, max_bytes: int = 0, max_tenant_bytes: int = 0, ttl_ns: int = 0, seed: int = 0
+    ) -> None: ...
+    def set_tenant(self, ns: int, tenant: int) -> bool: ...
+    def tenant_bytes(self, ns: int) -> int: ...
+    def stats(self) -> RadixStats: ...
+    def check(self) -> str:
+        """
+        What is wrong with the tree's invariants; empty when nothing is. O(tree).
+        """
+
+    @property
+    def block_tokens(self) -> int: ...
+    def __len__(self) -> int:
+        """Blocks indexed."""
+
+    def match(
+        self, tokens: NDArray[numpy.int32], ns: int = 0, pin: bool = False, touch: bool = True, now_ns: int = 0
+    ) -> Match: ...
+    def match_many(
+        self, prompts: list[NDArray[numpy.int32]], ns: int = 0, touch: bool = True, now_ns: int = 0
+    ) -> list[Match]: ...
+    def insert(
+        self,
+        tokens: NDArray[numpy.int32],
+        payloads: NDArray[numpy.uint64],
+        ns: int = 0,
+        priority: int = 0,
+        now_ns: int = 0,
+    ) -> Inserted: ...
+    def delete(
+        self, tokens: NDArray[numpy.int32], ns: int = 0, filter: EvictFilter | None = None
+    ) -> NDArray[numpy.uint64]:
+        """
+        Blocks that only this prompt needs, given up from its end upward; pinned and not evictable ones stay.
+        """
+
+    def mark(self, tokens: NDArray[numpy.int32], ns: int, reason: MissReason) -> None:
+        """Later misses at blocks of this prompt report this reason."""
+
+    def evict(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
+        """
+        Up to num_blocks payloads given up, lowest priority first, then least recently used, leaves from their ends.
+        """
+
+    def coldest(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
+        """The payloads that evict would come to first; nothing is removed."""
+
+    def expire(self, now_ns: int) -> NDArray[numpy.uint64]:
+        """Payloads that were not touched for the time to live."""
+
+    def clear(self, ns: int, reason: MissReason) -> NDArray[numpy.uint64]:
+        """Everything of one namespace that is not pinned."""
+
+    def clear_all(self, reason: MissReason) -> NDArray[numpy.uint64]:
+        """Everything that is not pinned."""
+
+class Grid:
+    """Memory of one tier as slots x planes x rows, by strides."""
+
+    def __init__(
+        self,
+        *,
+        base: int,
+        nbytes: int,
+        slot_stride: int,
+        plane_stride: int,
+        row_stride: int,
+        row_bytes: int,
+        num_slots: int,
+        num_planes: int,
+        num_rows: int,
+    ) -> None: ...
+
+class Window:
+    """The planes and the bytes of each row that move."""
+
+    def __init__(self, first_plane: int, num_planes: int, row_offset: int, row_bytes: int) -> None: ...
+
+class Extents:
+    """
+    The runs of memory of a list of blocks, in canonical order; does not own them.
+    """
+
+    def __init__(
+        self,
+        grids: Sequence[Grid],
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        windows: Sequence[Window] = [],
+    ) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_runs(self) -> int: ...
+    @property
+    def num_coalesced(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Abort:
+    """Ends a copy or a pull from another thread."""
+
+    def __init__(self) -> None: ...
+    def set(self) -> None: ...
+    @property
+    def is_set(self) -> bool: ...
+
+class Outcome(enum.Enum):
+    DONE = 0
+
+    REVOKED = 1
+
+    ABORTED = 2
+
+def copy_blocks(
+    source: Extents,
+    target: Extents,
+    first: int,
+    count: int,
+    threads: int,
+    words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    index: int,
+    lease: int,
+    abort: Abort,
+    hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")] | None = None,
+) -> Outcome:
+    """Copy blocks while words[index] holds `lease`."""
+
+def hash_blocks(
+    extents: Extents,
+    first: int,
+    threads: int,
+    hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")],
+) -> None:
+    """XXH3-64 of each block, one for each place of `hashes`."""
+
+def store_word(
+    words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")], index: int, value: int
+) -> None:
+    """
+    Store a lease word so that no later write of this process is seen before it.
+    """
+
+class Wire:
+    """Owns a connected socket of the data plane."""
+
+    def __init__(self, fd: int) -> None: ...
+    def shut_down(self) -> None: ...
+
+class StreamServer:
+    """The sender's side of the data plane."""
+
+    def __init__(self, stall_s: float, idle_s: float) -> None: ...
+    def publish(self, offer: int, nonce: int, extents: Extents, lifetime_s: float) -> None:
+        """Copies `extents`; its memory must outlive the offer."""
+
+    def revoke(self, offer: int) -> None: ...
+    def adopt(self, fd: int) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def num_connections(self) -> int: ...
+    @property
+    def bytes_sent(self) -> int: ...
+
+class Pull:
+    """Which blocks of which offer to ask for."""
+
+    def __init__(self, *, offer: int, nonce: int, first_block: int, chunk_bytes: int) -> None: ...
+
+def pull_blocks(
+    wires: Sequence[Wire],
+    pull: Pull,
+    target: Extents,
+    stall_s: float,
+    timeout_s: float,
+    abort: Abort,
+    hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")] | None = None,
+) -> Outcome:
+    """Receive the blocks of `target` over all `wires` at once."""
+
+def block_keys(
+    tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    block_tokens: int,
+    seed: int,
+) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
+    """Chained 64-bit keys of the whole blocks of int32 tokens."""
+
+def tokens_of_list(tokens: list[Any]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))] | None:
+    """A list of plain ints as int32 tokens, or None."""
+
+class PromptTreeStats:
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def entries(self) -> int: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def evicted(self) -> int: ...
+    @property
+    def expired(self) -> int: ...
+    @property
+    def orphans(self) -> int: ...
+
+class PromptTree:
+    def __init__(self, max_bytes: int | None = None) -> None: ...
+    def insert(
+        self,
+        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slot: int,
+        expiry: float,
+        now: float,
+        parent: int | None = None,
+    ) -> int: ...
+    def remove(self, key: int, slot: int, now: float) -> int: ...
+    def match(
+        self,
+        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        now: float,
+        scores: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> int: ...
+    def retire(self, slot: int) -> None: ...
+    def sweep(self, now: float, max_nodes: int) -> int: ...
+    def entries(self, slot: int) -> int: ...
+    def stats(self) -> PromptTreeStats: ...
+    def check(self) -> None: ...
 
 class FfnStack:
     """FFN layers of one model, natively; one thread at a time."""
@@ -70,6 +655,13 @@ class AttentionStack:
     ) -> None: ...
     @property
     def num_layers(self) -> int: ...
+
+def streaming_read(
+    array: Annotated[NDArray, dict(order="C", device="cpu", writable=False)], kernels: str = "auto"
+) -> int:
+    """
+    Read an array once and do nothing with it: what the benchmarks compare with.
+    """
 
 def kernel_names() -> list[str]:
     """Kernel tables that run on this machine."""
