@@ -180,7 +180,8 @@ void register_decode(nb::module_& m) {
     m.def("streaming_read", [](const AnyArray& array, const std::string& kernels) {
         nb::gil_scoped_release release;
         return decode::kernels_named(kernels).read(array.data(), static_cast<std::int64_t>(array.nbytes()));
-    }, "array"_a, "kernels"_a = "auto", "Read an array once and do nothing with it: what the benchmarks compare with.");
+    }, "array"_a, "kernels"_a = "auto",
+       nb::sig("def streaming_read(array: numpy.typing.NDArray[typing.Any], kernels: str = 'auto') -> int"), "Read an array once and do nothing with it: what the benchmarks compare with.");
     m.def("kernel_names", [] {
         std::vector<std::string> names{decode::portable_kernels().name};
         if (const auto* avx2 = decode::avx2_kernels()) names.emplace_back(avx2->name);
