@@ -5,6 +5,7 @@ announce --settle--> here --claim--> the caller's          fail: the error waits
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import threading
@@ -65,7 +66,7 @@ class ArrivalBook:
         """The blocks are valid: hand them to who waits, or keep them until the deadline. False when withdrawn."""
         with self._lock:
             entry = self._find(tag, owner)
-            if entry is None or self._closed:
+            if entry is None or self._closed or entry.error is not None:
                 return False
             entry.arrival = arrival
             self._deliver(entry)
@@ -74,8 +75,8 @@ class ArrivalBook:
     def fail(self, tag: bytes, owner: object, error: PoolweaveError) -> None:
         with self._lock:
             entry = self._find(tag, owner)
-            if entry is not None and entry.arrival is None:
-                entry.error = error
+            if entry is not None and entry.arrival is None and entry.error is None:
+                entry.error = copy.copy(error)  # without the traceback, whose frames hold descriptors
                 self._deliver(entry)
 
     def withdraw(self, tag: bytes, owner: object, error: PoolweaveError) -> None:
@@ -188,6 +189,6 @@ class ArrivalBook:
 
 def _outcome(entry: _Entry) -> Arrival:
     if entry.error is not None:
-        raise entry.error
+        raise copy.copy(entry.error)
     assert entry.arrival is not None
     return entry.arrival

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -107,7 +108,7 @@ class Transfer:
             )
         self._gate.release()
         if self._error is not None:
-            raise self._error
+            raise copy.copy(self._error)  # each caller gets its own traceback, and none keeps this object alive
         assert self._report is not None
         return self._report
 

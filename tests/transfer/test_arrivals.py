@@ -1,0 +1,139 @@
+"""The receiver's book under random arrivals, claims, failures and times: every reference dropped exactly once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from poolweave.errors import DuplicateTransfer, InstanceClosed, TransferFailed, TransferTimeout
+from poolweave.transfer import Arrival
+from poolweave.transfer.arrivals import ArrivalBook
+from poolweave.types import UInt64Array
+
+TAGS = st.sampled_from([b"1", b"2", b"3"])
+
+
+class Arrivals(RuleBasedStateMachine):
+    """The model: a tag is absent, 'pulled' (announced), an Arrival, or an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.book = ArrivalBook(clock=lambda: self.now)
+        self.state: dict[bytes, tuple[object, float, str]] = {}
+        self.held: set[int] = set()
+        self.count = 0
+
+    def release(self, blocks: UInt64Array) -> None:
+        for one in blocks.tolist():
+            self.held.remove(one)
+
+    def arrival(self, tag: bytes) -> Arrival:
+        self.count += 1
+        self.held.add(self.count)
+        return Arrival("a", tag, np.array([self.count], np.uint64), 16, None, 1, self.release)
+
+    @rule(tag=TAGS, lease=st.floats(0.1, 5))
+    def announce(self, tag: bytes, lease: float) -> None:
+        owner = object()
+        if tag in self.state and self.state[tag][2] != "failed":
+            with pytest.raises(DuplicateTransfer):
+                self.book.announce(tag, owner, self.now + lease)
+            return
+        self.book.announce(tag, owner, self.now + lease)
+        self.state[tag] = (owner, self.now + lease, "pulled")
+
+    @rule(tag=TAGS, mine=st.booleans())
+    def settle(self, tag: bytes, mine: bool) -> None:
+        owner, deadline, state = self.state.get(tag, (None, 0.0, "absent"))
+        if state == "here":
+            return  # settled once only
+        one = self.arrival(tag)
+        if not self.book.settle(tag, owner if mine else object(), one):
+            assert not mine or state == "absent" or state == "failed"
+            one.close()
+        elif state == "pulled":
+            self.state[tag] = (owner, deadline, "here")
+
+    @rule(tag=TAGS)
+    def fail(self, tag: bytes) -> None:
+        owner, deadline, state = self.state.get(tag, (None, 0.0, "absent"))
+        self.book.fail(tag, owner, TransferFailed("x"))
+        if state == "pulled":
+            self.state[tag] = (owner, deadline, "failed")
+
+    @rule(tag=TAGS)
+    def withdraw(self, tag: bytes) -> None:
+        owner, deadline, state = self.state.get(tag, (None, 0.0, "absent"))
+        self.book.withdraw(tag, owner, TransferFailed("x"))
+        if state in ("pulled", "here"):
+            self.state[tag] = (owner, deadline, "failed")
+
+    @rule(tag=TAGS)
+    def claim(self, tag: bytes) -> None:
+        state = self.state.get(tag, (None, 0.0, "absent"))[2]
+        if state == "here":
+            with self.book.claim(tag, 0) as got:
+                assert got.tag == tag
+            del self.state[tag]
+        elif state == "failed":
+            with pytest.raises(TransferFailed):
+                self.book.claim(tag, 0)
+            del self.state[tag]
+        else:
+            with pytest.raises(TransferTimeout):
+                self.book.claim(tag, 0)
+
+    @rule(step=st.floats(0, 3))
+    def pass_time(self, step: float) -> None:
+        self.now += step
+        ended = {t for t, (_, deadline, state) in self.state.items() if state != "pulled" and deadline <= self.now}
+        dropped = self.book.expire(self.now)
+        assert dropped == sum(self.state[tag][2] == "here" for tag in ended)
+        for tag in ended:
+            del self.state[tag]
+
+    @invariant()
+    def agrees(self) -> None:
+        self.book.check()
+        here = sum(state == "here" for _, _, state in self.state.values())
+        assert self.book.num_unclaimed == here
+        assert len(self.held) == here
+
+    def teardown(self) -> None:
+        self.book.close()
+        assert not self.held
+        with pytest.raises(InstanceClosed):
+            self.book.claim(b"1", 0)
+
+
+Arrivals.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestArrivals = Arrivals.TestCase
+
+
+def test_a_waiting_receiver_gets_the_arrival_or_its_error() -> None:
+    book = ArrivalBook()
+    got: list[object] = []
+
+    def claim() -> None:
+        try:
+            got.append(book.claim(b"t", 20))
+        except TransferFailed as error:
+            got.append(error)
+
+    for settle in (True, False):
+        waiting = threading.Thread(target=claim)
+        waiting.start()
+        book.announce(b"t", 1, 99.0)
+        if settle:
+            book.settle(b"t", 1, Arrival("a", b"t", np.empty(0, np.uint64), 0, None, 0, lambda _: None))
+        else:
+            book.fail(b"t", 1, TransferFailed("x"))
+        waiting.join(20)
+    assert isinstance(got[0], Arrival) or isinstance(got[1], Arrival)
+    book.close()
