@@ -1,6 +1,24 @@
 """Which instance a request goes to: prompt trees, cost model, policies, membership. Pure: no I/O."""
 
+from poolweave.scheduler.cost_model import ArchitectureModel, CostModel, DecodeStep, Link
+from poolweave.scheduler.global_scheduler import GlobalScheduler
+from poolweave.scheduler.membership import Membership, MembershipConfig
+from poolweave.scheduler.policies import POLICIES, RoutingPolicy
 from poolweave.scheduler.prompt_tree import PromptTree, Source
-from poolweave.scheduler.slots import Slots
+from poolweave.scheduler.routes import Route, SchedulerConfig
 
-__all__ = ["PromptTree", "Slots", "Source"]
+__all__ = [
+    "POLICIES",
+    "ArchitectureModel",
+    "CostModel",
+    "DecodeStep",
+    "GlobalScheduler",
+    "Link",
+    "Membership",
+    "MembershipConfig",
+    "PromptTree",
+    "Route",
+    "RoutingPolicy",
+    "SchedulerConfig",
+    "Source",
+]

@@ -36,7 +36,11 @@ class CostModel(Protocol):
     def prefill_s(self, prompt_tokens: int, cached_tokens: int | Counts) -> float | Floats:
         """Time of a prompt alone, of which the first `cached_tokens` are reused."""
 
-    def decode_step_s(self, num_sequences: int, kv_tokens: int) -> float:
+    @overload
+    def decode_step_s(self, num_sequences: int, kv_tokens: int) -> float: ...
+    @overload
+    def decode_step_s(self, num_sequences: Counts, kv_tokens: Counts) -> Floats: ...
+    def decode_step_s(self, num_sequences: int | Counts, kv_tokens: int | Counts) -> float | Floats:
         """Time of one step that gives each of `num_sequences` a token; they attend over `kv_tokens` in all."""
 
 
@@ -73,8 +77,14 @@ class DecodeStep:
         constant, sequence, kv_token = fit_relative(rows, np.array([s.seconds for s in samples]), "decode step")
         return cls(constant_s=constant, per_sequence_s=sequence, per_kv_token_s=kv_token)
 
-    def seconds(self, num_sequences: int, kv_tokens: int) -> float:
-        return self.constant_s + num_sequences * self.per_sequence_s + kv_tokens * self.per_kv_token_s
+    @overload
+    def seconds(self, num_sequences: int, kv_tokens: int) -> float: ...
+    @overload
+    def seconds(self, num_sequences: int | Counts, kv_tokens: int | Counts) -> float | Floats: ...
+    def seconds(self, num_sequences: int | Counts, kv_tokens: int | Counts) -> float | Floats:
+        """Time of one step, elementwise."""
+        seconds: float | Any = self.constant_s + num_sequences * self.per_sequence_s + kv_tokens * self.per_kv_token_s
+        return seconds
 
     def scaled(self, factor: float) -> DecodeStep:
         return DecodeStep(
@@ -82,6 +92,13 @@ class DecodeStep:
             per_sequence_s=self.per_sequence_s * factor,
             per_kv_token_s=self.per_kv_token_s * factor,
         )
+
+
+def decode_of(decode: DecodeStep | None) -> DecodeStep:
+    """The decode part of a model. Raises ConfigError when it has none."""
+    if decode is None:
+        raise ConfigError("this cost model has no decode part; give `decode`", setting="decode")
+    return decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +134,19 @@ class ArchitectureModel:
         """See CostModel. Never negative."""
         x = float(prompt_tokens)
         new_s = self.constant_s + self.linear_s * x + self.quadratic_s * x * x
-        seconds = new_s + cached_tokens * (self.quadratic_cached_s * x - self.linear_s)
+        per_cached_s = self.quadratic_cached_s * x - self.linear_s
+        seconds: Any = new_s + cached_tokens * per_cached_s
+        if new_s >= 0.0 and new_s + x * per_cached_s >= 0.0:  # both ends are: so is all between
+            return seconds  # type: ignore[no-any-return]
         return max(seconds, 0.0) if isinstance(seconds, float) else np.maximum(seconds, 0.0)
 
-    def decode_step_s(self, num_sequences: int, kv_tokens: int) -> float:
+    @overload
+    def decode_step_s(self, num_sequences: int, kv_tokens: int) -> float: ...
+    @overload
+    def decode_step_s(self, num_sequences: Counts, kv_tokens: Counts) -> Floats: ...
+    def decode_step_s(self, num_sequences: int | Counts, kv_tokens: int | Counts) -> float | Floats:
         """See CostModel. Raises ConfigError where `decode` was not given."""
-        if self.decode is None:
-            raise ConfigError("this cost model has no decode part; give `decode`", setting="decode")
-        return self.decode.seconds(num_sequences, kv_tokens)
+        return decode_of(self.decode).seconds(num_sequences, kv_tokens)
 
     def scaled(self, factor: float) -> ArchitectureModel:
         """All times by `factor`: what can be done about another parallelism without measuring again."""
@@ -178,6 +200,14 @@ class MoveOrRecompute:
     bytes_per_token: int
     block_tokens: int = 16
 
+    def transfer_s(self, tokens: Counts) -> Floats:
+        """Time to fetch each of these numbers of tokens, in whole blocks; 0 for none."""
+        calls = -(-tokens // self.block_tokens)
+        seconds = (
+            self.link.latency_s + calls * self.link.per_call_s + tokens * (self.bytes_per_token / self.link.bytes_per_s)
+        )
+        return np.where(tokens > 0, seconds, 0.0)
+
     def move(self, prompt_tokens: int, held_here: int, held_there: int) -> KVMove:
         """What fetching `held_there - held_here` tokens is worth for a prompt that will run here."""
         tokens = max(held_there - held_here, 0)
@@ -185,5 +215,5 @@ class MoveOrRecompute:
             return KVMove(tokens=0, transfer_s=0.0, saved_s=0.0)
         here = self.model.prefill_s(prompt_tokens, held_here)
         there = self.model.prefill_s(prompt_tokens, held_there)
-        transfer_s = self.link.seconds(tokens * self.bytes_per_token, -(-tokens // self.block_tokens))
-        return KVMove(tokens=tokens, transfer_s=transfer_s, saved_s=here - there)
+        transfer_s = self.transfer_s(np.array([tokens]))
+        return KVMove(tokens=tokens, transfer_s=float(transfer_s[0]), saved_s=here - there)

@@ -16,7 +16,7 @@ from typing import Protocol, overload
 import numpy as np
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.cost_model import Counts, DecodeStep, Floats
+from poolweave.scheduler.cost_model import Counts, DecodeStep, Floats, decode_of
 from poolweave.scheduler.fitting import fit_relative
 
 
@@ -234,8 +234,10 @@ class TabulatedModel:
         seconds = self.table[at] + attention
         return np.maximum(seconds, 0.0) if isinstance(seconds, np.ndarray) else max(float(seconds), 0.0)
 
-    def decode_step_s(self, num_sequences: int, kv_tokens: int) -> float:
+    @overload
+    def decode_step_s(self, num_sequences: int, kv_tokens: int) -> float: ...
+    @overload
+    def decode_step_s(self, num_sequences: Counts, kv_tokens: Counts) -> Floats: ...
+    def decode_step_s(self, num_sequences: int | Counts, kv_tokens: int | Counts) -> float | Floats:
         """See CostModel. Raises ConfigError where `decode` was not given."""
-        if self.decode is None:
-            raise ConfigError("this cost model has no decode part; give `decode`", setting="decode")
-        return self.decode.seconds(num_sequences, kv_tokens)
+        return decode_of(self.decode).seconds(num_sequences, kv_tokens)

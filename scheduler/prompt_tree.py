@@ -33,6 +33,7 @@ _SWEEP_NODES = 512  # about 20 us
 class Source(enum.Enum):
     """Who told that an instance holds a prefix."""
 
+    ROUTE = "route"  # inferred here: the prompt was sent to it and queues there
     RESPONSE = "response"  # inferred here: it answered this prompt, so it computed the KV
     EVENT = "event"  # the instance said so itself
 
@@ -85,10 +86,14 @@ class PromptTree:
             self._seeds.append(int.from_bytes(digest[:8], "little"))
         return ns
 
-    def keys(self, tokens: TokenIds, ns: int = 0) -> UInt64Array:
-        """One chained key a whole block of `tokens`. Cost about 10 ns a block, 5 ns a token more for a list."""
+    def keys(self, tokens: TokenIds, ns: int = 0, *, parent: int | None = None) -> UInt64Array:
+        """One chained key a whole block of `tokens`, which follow block `parent` or start a prompt of `ns`.
+
+        Cost about 10 ns a block, 5 ns a token more for a list.
+        """
         array = tokens_of_list(tokens) if type(tokens) is list else None
-        return block_keys(as_tokens(tokens) if array is None else array, self.block_tokens, self._seeds[ns])
+        seed = self._seeds[ns] if parent is None else parent
+        return block_keys(as_tokens(tokens) if array is None else array, self.block_tokens, seed)
 
     def insert(self, tokens: TokenIds, instance: str, ns: int = 0, *, source: Source = Source.RESPONSE) -> int:
         """`instance` holds the whole blocks of `tokens`. Returns the tokens now entered, fewer only under the cap."""
@@ -129,11 +134,12 @@ class PromptTree:
 
     def remove_keys(self, keys: UInt64Array, instance: str) -> int:
         """`instance` gave these blocks up, and with each what continues it. Returns the entries given up."""
+        return sum(self.remove_key(key, instance) for key in keys.tolist())
+
+    def remove_key(self, key: int, instance: str) -> int:
+        """`instance` gave up this block and what continues it. Returns the entries given up."""
         slot = self.slots.get(instance)
-        if slot is None:
-            return 0
-        now = self._clock()
-        return sum(self._native.remove(key, slot, now) for key in keys.tolist())
+        return 0 if slot is None else self._native.remove(key, slot, self._clock())
 
     def forget(self, instance: str) -> None:
         """Forget all that `instance` holds, but not its slot. O(1); memory follows in later sweeps."""

@@ -9,13 +9,14 @@ if TYPE_CHECKING:
     from poolweave.errors import OutOfBlocks, PoolweaveError
     from poolweave.index import Identity, RadixIndex
     from poolweave.mempool import Blocks, MemPool
-    from poolweave.scheduler import PromptTree
+    from poolweave.scheduler import GlobalScheduler, PromptTree
     from poolweave.transfer import KVLayout
     from poolweave.types import Tier
 
 __version__ = "0.1.0"
 __all__ = [
     "Blocks",
+    "GlobalScheduler",
     "Identity",
     "KVLayout",
     "MemPool",
@@ -28,6 +29,7 @@ __all__ = [
 
 _HOMES = {
     "Blocks": "poolweave.mempool",
+    "GlobalScheduler": "poolweave.scheduler",
     "Identity": "poolweave.index",
     "KVLayout": "poolweave.transfer",
     "MemPool": "poolweave.mempool",

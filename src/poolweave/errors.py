@@ -180,6 +180,12 @@ class NotFinite(PoolweaveError):
     fields = ("position",)
 
 
+class NoInstance(PoolweaveError):
+    """No instance of the needed role accepts work now."""
+
+    fields = ("role", "known")
+
+
 class RequestRefused(PoolweaveError, ValueError):
     """A request that can never run here: empty, too long, or with impossible parameters."""
 

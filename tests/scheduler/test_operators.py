@@ -66,7 +66,7 @@ def test_operator_level_survives_a_change_of_parallelism() -> None:
         operators = error(model.with_parallelism(Parallelism(tp=tp)).compile().prefill_s, device, tp)
         architecture = error(whole.scaled(1 / tp).prefill_s, device, tp)
         assert operators.mean <= architecture.mean / 2, (tp, operators, architecture)
-        assert operators.mean < 0.10
+        assert operators.mean < 0.12
 
 
 def test_table_agrees_with_the_sum_of_operators() -> None:

@@ -81,7 +81,7 @@ def test_another_identity_is_another_prompt() -> None:
 
 def test_entries_are_believed_for_the_time_of_their_source() -> None:
     clock = Clock()
-    tree = PromptTree(ttl_s={Source.RESPONSE: 10, Source.EVENT: 100}, clock=clock)
+    tree = PromptTree(ttl_s={Source.ROUTE: 5, Source.RESPONSE: 10, Source.EVENT: 100}, clock=clock)
     tokens = prompt(64)
     tree.insert(tokens, "told")
     tree.insert(tokens, "said", source=Source.EVENT)
@@ -102,7 +102,7 @@ def test_entries_are_believed_for_the_time_of_their_source() -> None:
 
 def test_event_can_be_believed_for_ever() -> None:
     clock = Clock()
-    tree = PromptTree(ttl_s={Source.RESPONSE: 10, Source.EVENT: math.inf}, clock=clock)
+    tree = PromptTree(ttl_s={Source.ROUTE: 5, Source.RESPONSE: 10, Source.EVENT: math.inf}, clock=clock)
     tree.insert(prompt(32), "a", source=Source.EVENT)
     clock.now += 1e12
     assert tree.match(prompt(32)) == {"a": 32}

@@ -1,0 +1,123 @@
+"""How one of the candidates is chosen: policies as objects. Source: MemServe §6.1, Fig. 15.
+
+A policy sees the instances that may take a prompt, what each holds of it and what each has to do, and returns one.
+Equal candidates are drawn by lot: a fixed order would send every scheduler's idle traffic to one instance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import xxhash
+
+from poolweave.scheduler.fleet import Floats, SlotArray, TokenCounts
+from poolweave.scheduler.slots import Slots
+
+_TIE = 1e-9  # relative: predictions are not known better
+
+
+class Candidates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Arrays over the instances that may take the prompt; never empty."""
+
+    slots: SlotArray
+    names: Slots
+    cached_tokens: TokenCounts  # leading tokens that need not be computed
+    queued_s: Floats  # work before it
+    own_s: Floats  # predicted time of the prompt itself
+    session: str | None = None
+
+
+class RoutingPolicy(Protocol):
+    """One way of choosing. May keep state; randomness was passed in."""
+
+    def choose(self, candidates: Candidates) -> int:
+        """Index into the arrays of `candidates`."""
+
+
+def draw_lowest(costs: Floats, lot: random.Random) -> int:
+    """Index of the lowest cost; one of them by lot where several are lowest."""
+    lowest = float(costs[costs.argmin()])
+    equal = (costs <= lowest + abs(lowest) * _TIE).nonzero()[0]
+    return int(equal[0] if len(equal) == 1 else equal[lot.randrange(len(equal))])
+
+
+@dataclass(slots=True)
+class PromptTreePolicy:
+    """argmin of queued + own predicted time: a longer match wins until its queue costs more than it saves.
+
+    Where nobody holds anything, own times are equal and the least loaded instance gets the miss.
+    """
+
+    lot: random.Random
+
+    def choose(self, candidates: Candidates) -> int:
+        return draw_lowest(candidates.queued_s + candidates.own_s, self.lot)
+
+
+@dataclass(slots=True)
+class LeastLoad:
+    """The shortest queue, whatever it holds."""
+
+    lot: random.Random
+
+    def choose(self, candidates: Candidates) -> int:
+        return draw_lowest(candidates.queued_s, self.lot)
+
+
+@dataclass(slots=True)
+class RoundRobin:
+    """Each in turn, by slot."""
+
+    lot: random.Random
+    _last: int = field(default=-1, init=False)
+
+    def choose(self, candidates: Candidates) -> int:
+        at = int(np.searchsorted(candidates.slots, self._last, side="right")) % len(candidates.slots)
+        self._last = int(candidates.slots[at])
+        return at
+
+
+@dataclass(slots=True)
+class SessionId:
+    """One instance a session, by rendezvous hashing: an instance that goes takes only its own sessions with it.
+
+    Prompts without a session go to the shortest queue.
+    """
+
+    lot: random.Random
+
+    def choose(self, candidates: Candidates) -> int:
+        if candidates.session is None:
+            return draw_lowest(candidates.queued_s, self.lot)
+        session = xxhash.xxh3_64_intdigest(candidates.session.encode())
+        names = (candidates.names.name(slot) for slot in candidates.slots.tolist())
+        weights = [xxhash.xxh3_64_intdigest(name.encode(), session) for name in names]
+        return max(range(len(weights)), key=weights.__getitem__)
+
+
+@dataclass(slots=True)
+class PowerOfTwo:
+    """The shorter queue of two drawn by lot: good balance from a stale view, as with several schedulers."""
+
+    lot: random.Random
+
+    def choose(self, candidates: Candidates) -> int:
+        count = len(candidates.slots)
+        if count == 1:
+            return 0
+        one, two = self.lot.sample(range(count), 2)
+        return one if candidates.queued_s[one] <= candidates.queued_s[two] else two
+
+
+POLICIES: Mapping[str, Callable[[random.Random], RoutingPolicy]] = {
+    "prompt_tree": PromptTreePolicy,
+    "least_load": LeastLoad,
+    "round_robin": RoundRobin,
+    "session": SessionId,
+    "power_of_two": PowerOfTwo,
+}
