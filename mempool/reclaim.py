@@ -44,7 +44,7 @@ class Reclaimer:
             return 0
         room = space.table.counts(DRAM).free
         if room < len(victims):
-            self.drop(len(victims) - room, 1 << DRAM, "evicted")
+            self.drop(len(victims) - room, 1 << DRAM, "evicted", hidden=False)
             victims = victims[: space.table.counts(DRAM).free]
             victims = self._still_there(victims)
         if not space.move(victims, DRAM):
@@ -52,10 +52,10 @@ class Reclaimer:
         space.counters["demoted"] += len(victims)
         return len(victims)
 
-    def drop(self, num_blocks: int, mask: int, reason: str) -> int:
+    def drop(self, num_blocks: int, mask: int, reason: str, *, hidden: bool = True) -> int:
         """Let the index give up `num_blocks` of the tiers of `mask`. -> how many it gave up there
 
-        Only leaves go, so a block of the tier may hide behind a leaf of another: then such leaves go as well.
+        Only leaves go, so a block of the tier may hide behind a leaf of another: with `hidden` such leaves go as well.
         """
         if num_blocks <= 0:
             return 0
@@ -63,7 +63,7 @@ class Reclaimer:
         given = space.index.evict(num_blocks, filter=space.table.evictable(mask))
         space.drop(given, reason)
         dropped = len(given)
-        while dropped < num_blocks and mask != BOTH:
+        while hidden and dropped < num_blocks and self.supply(mask)[1]:
             given = space.index.evict(num_blocks - dropped, filter=space.table.evictable(BOTH))
             if not len(given):
                 break
