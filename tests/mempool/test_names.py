@@ -18,7 +18,8 @@ OWNER = """
 import sys
 from poolweave.mempool import MemPool
 from poolweave.transfer import KVLayout
-pool = MemPool(KVLayout(num_layers=1, kv_heads=1, head_dim=8, dtype="float32"), instance=sys.argv[1], hbm="4MiB", dram="4MiB")
+layout = KVLayout(num_layers=1, kv_heads=1, head_dim=8, dtype="float32")
+pool = MemPool(layout, instance=sys.argv[1], hbm="4MiB", dram="4MiB")
 blocks = pool.alloc(4)
 pool.view()[pool.slots(blocks)] = 1
 print(pool.address, flush=True)
