@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from poolweave._core import AttentionStack, FfnStack, KvView, kernel_names, streaming_read
+from poolweave._core import (
+    AttentionStack,
+    AttentionWorker,
+    Board,
+    FfnStack,
+    FfnWorker,
+    KvView,
+    kernel_names,
+    streaming_read,
+)
 
-__all__ = ["AttentionStack", "FfnStack", "KvView", "kernel_names", "streaming_read"]
+__all__ = [
+    "AttentionStack",
+    "AttentionWorker",
+    "Board",
+    "FfnStack",
+    "FfnWorker",
+    "KvView",
+    "kernel_names",
+    "streaming_read",
+]

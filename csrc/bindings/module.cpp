@@ -50,4 +50,5 @@ NB_MODULE(_core, m) {
     poolweave::bindings::register_stream(m);
     poolweave::bindings::register_prompt_tree(m);
     poolweave::bindings::register_decode(m);
+    poolweave::bindings::register_workers(m);
 }

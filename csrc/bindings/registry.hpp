@@ -12,5 +12,6 @@ void register_copy(nanobind::module_& m);
 void register_stream(nanobind::module_& m);
 void register_prompt_tree(nanobind::module_& m);
 void register_decode(nanobind::module_& m);
+void register_workers(nanobind::module_& m);
 
 }  // namespace poolweave::bindings

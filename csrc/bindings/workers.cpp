@@ -1,0 +1,149 @@
+// Binding of the board and its workers; see csrc/core/decode. A worker keeps its board alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "bindings/decode.hpp"
+#include "bindings/registry.hpp"
+#include "core/decode/attention_worker.hpp"
+#include "core/decode/board.hpp"
+#include "core/decode/ffn_worker.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace poolweave::bindings {
+
+namespace {
+
+using decode::Board;
+using Ids = std::vector<std::int32_t>;
+
+// Copies `from` to the front of `into`. Throws kConfig where it is longer.
+void fill(std::span<std::int32_t> into, const Ids& from, const char* name) {
+    if (from.size() > into.size())
+        throw Error(Code::kConfig, std::to_string(from.size()) + " " + name + ", the board has room for " + std::to_string(into.size()));
+    std::copy(from.begin(), from.end(), into.begin());
+}
+
+void check_index(std::int64_t index, std::uint32_t count, const char* name) {
+    if (index < 0 || index >= count) throw Error(Code::kConfig, "no " + std::string(name) + " " + std::to_string(index) + " on a board of " + std::to_string(count));
+}
+
+decode::BoardShape shape_of(const Named& sizes) {
+    return {number<std::uint32_t>(sizes, "slots"), number<std::uint32_t>(sizes, "max_rows"), number<std::uint32_t>(sizes, "seats"),
+            number<std::uint32_t>(sizes, "max_tokens"), number<std::uint32_t>(sizes, "block_tokens"),
+            number<std::uint32_t>(sizes, "max_hidden"), number<std::uint32_t>(sizes, "models")};
+}
+
+void set_model(const Board& board, std::int64_t index, float layer_cost, const std::vector<int>& owners) {
+    check_index(index, board.shape().models, "model");
+    const bool fits = !owners.empty() && owners.size() <= decode::kMaxLayers &&
+                      std::all_of(owners.begin(), owners.end(), [](int o) { return o >= 0 && o < static_cast<int>(decode::kMaxRanks); });
+    if (!fits || !(layer_cost > 0)) throw Error(Code::kConfig, "a model has 1 to 256 layers, each on a rank, and a positive cost");
+    decode::ModelEntry& entry = board.model(index);
+    entry.num_layers = static_cast<std::int32_t>(owners.size());
+    entry.layer_cost = layer_cost;
+    std::copy(owners.begin(), owners.end(), entry.owner);
+}
+
+void set_seat(const Board& board, std::int64_t index, const Ids& tokens, std::int32_t position, std::int32_t end, const Ids& table,
+              const Named& sampling) {
+    check_index(index, board.shape().seats, "seat");
+    const bool fits = position >= 0 && position < static_cast<std::int32_t>(tokens.size()) && end > static_cast<std::int32_t>(tokens.size()) &&
+                      end <= static_cast<std::int32_t>(board.shape().max_tokens);
+    if (!fits) throw Error(Code::kConfig, "a request of " + std::to_string(tokens.size()) + " tokens up to " + std::to_string(end) +
+                                              " at position " + std::to_string(position) + " does not fit the board");
+    decode::Seat& seat = board.seat(index);
+    const Ids stops = number<Ids>(sampling, "stops");
+    fill(seat.stops, stops, "stop tokens");
+    fill(board.tokens(index), tokens, "tokens");
+    fill(board.table(index), table, "blocks");
+    seat.num_stops = static_cast<std::int32_t>(stops.size());
+    seat.given = static_cast<std::int32_t>(tokens.size()), seat.end = end;
+    seat.temperature = number<float>(sampling, "temperature"), seat.top_p = number<float>(sampling, "top_p");
+    seat.seed = number<std::uint64_t>(sampling, "seed");
+    seat.finish.store(decode::Finish::kRunning);
+    seat.position.store(position);
+}
+
+void form(const Board& board, std::int64_t index, std::int32_t model, const Ids& seats) {
+    check_index(index, board.shape().slots, "slot");
+    check_index(model, board.shape().models, "model");
+    for (const std::int32_t seat : seats) check_index(seat, board.shape().seats, "seat");
+    decode::Slot& slot = board.slot(index);
+    fill({slot.seats, board.shape().max_rows}, seats, "rows");
+    slot.rows = static_cast<std::int32_t>(seats.size()), slot.model = model, slot.layer = 0;
+    slot.called.store(0);
+    slot.ticket = board.next_ticket();
+}
+
+void set_turn(const Board& board, std::int64_t index, std::uint32_t turn) {
+    check_index(index, board.shape().slots, "slot");
+    board.slot(index).turn.store(static_cast<decode::Turn>(turn), std::memory_order_release);
+    board.header().attention.ring();
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> copy_of(std::span<T> from) {
+    T* data = new T[from.size()];
+    std::copy(from.begin(), from.end(), data);
+    return {data, {from.size()}, nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); })};
+}
+
+std::span<std::int32_t> known_tokens(const Board& board, std::int64_t seat) {
+    check_index(seat, board.shape().seats, "seat");
+    return board.tokens(seat).first(static_cast<std::size_t>(board.seat(seat).position.load(std::memory_order_acquire)) + 1);
+}
+
+void register_board(nb::module_& m) {
+    nb::class_<Board>(m, "Board", "Shared memory over which workers and host hand batches to each other.")
+        .def_static("create", [](const Named& sizes) { return Board::create(shape_of(sizes)); }, "sizes"_a)
+        .def_static("attach", &Board::attach, "fd"_a)
+        .def_prop_ro("fd", &Board::fd)
+        .def("set_model", &set_model, "model"_a, "layer_cost"_a, "owners"_a)
+        .def("set_seat", &set_seat, "seat"_a, "tokens"_a, "position"_a, "end"_a, "table"_a, "sampling"_a)
+        .def("form", &form, "slot"_a, "model"_a, "seats"_a, "Compose a batch in a slot that is idle or the host's.")
+        .def("set_turn", &set_turn, "slot"_a, "turn"_a)
+        .def("turn", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return static_cast<std::uint32_t>(b.slot(s).turn.load(std::memory_order_acquire)); }, "slot"_a)
+        .def("set_layer", [](const Board& b, std::int64_t s, std::int32_t layer) { check_index(s, b.shape().slots, "slot"); b.slot(s).layer = layer; }, "slot"_a, "layer"_a)
+        .def("call", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); b.slot(s).called.store(1, std::memory_order_release); }, "slot"_a, "Ask for a slot at its next token boundary.")
+        .def("position", [](const Board& b, std::int64_t s) { check_index(s, b.shape().seats, "seat"); return b.seat(s).position.load(std::memory_order_acquire); }, "seat"_a)
+        .def("finish", [](const Board& b, std::int64_t s) { check_index(s, b.shape().seats, "seat"); return static_cast<std::uint32_t>(b.seat(s).finish.load(std::memory_order_acquire)); }, "seat"_a)
+        .def("tokens", [](const Board& b, std::int64_t s) { return copy_of(known_tokens(b, s)); }, "seat"_a)
+        .def("stamps", [](const Board& b, std::int64_t s) { return copy_of(b.stamps(s).first(known_tokens(b, s).size())); }, "seat"_a, "When each drawn token was known, ns.")
+        .def("bell", [](const Board& b) { return b.header().host.rung.load(std::memory_order_acquire); }, "The host's bell, to pass to rest().")
+        .def("rest", [](const Board& b, std::uint32_t seen, std::int64_t timeout_ms) { b.header().host.rest(seen, timeout_ms); }, "seen"_a, "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("ring", [](const Board& b) { b.header().host.ring(); })
+        .def("abort", &Board::abort);
+}
+
+}  // namespace
+
+void register_workers(nb::module_& m) {
+    register_board(m);
+    using decode::AttentionWorker;
+    using decode::FfnWorker;
+    const auto released = nb::call_guard<nb::gil_scoped_release>();
+    nb::class_<AttentionWorker>(m, "AttentionWorker", "The KV side's worker; one thread runs it.")
+        .def(nb::init<const Board&, int>(), "board"_a, "in_flight"_a, nb::keep_alive<1, 2>())
+        .def("activate", [](AttentionWorker& self, std::int64_t model, Attention& stack, const Kv& kv) { self.activate(model, &stack.stack, kv.view); },
+             "model"_a, "stack"_a, "kv"_a, "The caller keeps stack and KV alive until it deactivates the model.")
+        .def("deactivate", &AttentionWorker::deactivate, "model"_a)
+        .def("run", &AttentionWorker::run, released)
+        .def("step", &AttentionWorker::step, "slot"_a, released)
+        .def_prop_ro("stages", &AttentionWorker::stages);
+    nb::class_<FfnWorker>(m, "FfnWorker", "One rank of the weights pool; one thread runs it.")
+        .def(nb::init<const Board&, int>(), "board"_a, "rank"_a, nb::keep_alive<1, 2>())
+        .def("activate", [](FfnWorker& self, std::int64_t model, Ffn& stack, Ids places) { self.activate(model, &stack.stack, std::move(places)); },
+             "model"_a, "stack"_a, "places"_a, "The caller keeps the stack alive until it deactivates the model.")
+        .def("deactivate", &FfnWorker::deactivate, "model"_a)
+        .def("run", &FfnWorker::run, released)
+        .def("step", &FfnWorker::step, "slot"_a, released)
+        .def_prop_ro("stages", &FfnWorker::stages);
+}
+
+}  // namespace poolweave::bindings

@@ -1,0 +1,146 @@
+#include "core/decode/board.hpp"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <string>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace poolweave::decode {
+
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31'6472'616f'6277'70ULL;
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
+
+void pause() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+long futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value, const timespec* timeout) noexcept {
+    return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), operation, value, timeout, nullptr, 0);
+}
+
+[[noreturn]] void fail(const std::string& what) {
+    throw Error(Code::kOs, what + " failed: errno " + std::to_string(errno), {errno});
+}
+
+void check(const BoardShape& s) {
+    const bool fits = s.slots > 0 && s.max_rows > 0 && s.max_rows <= kMaxRows && s.seats > 0 && s.max_tokens > 0 &&
+                      s.block_tokens > 0 && s.max_hidden > 0 && s.models > 0;
+    if (!fits)
+        throw Error(Code::kConfig, "a board has positive sizes and at most " + std::to_string(kMaxRows) + " rows a batch");
+}
+
+}  // namespace
+
+void Bell::ring() noexcept {
+    rung.fetch_add(1);
+    if (sleepers.load() != 0) futex(&rung, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+void Bell::rest(std::uint32_t seen, std::int64_t timeout_ms) noexcept {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (rung.load(std::memory_order_acquire) != seen) return;
+            pause();
+        }
+    } while (std::chrono::steady_clock::now() < until);
+    sleepers.fetch_add(1);
+    const timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1000000};
+    if (rung.load() == seen) futex(&rung, FUTEX_WAIT, seen, &timeout);  // returns at once if it was rung since
+    sleepers.fetch_sub(1);
+}
+
+Board Board::create(const BoardShape& shape) {
+    check(shape);
+    const int fd = memfd_create("poolweave-board", MFD_CLOEXEC);
+    if (fd < 0) fail("memfd_create");
+    Board board(fd, nullptr, 0);  // owns the descriptor from here on
+    const std::size_t nbytes = board.lay_out(shape);
+    if (ftruncate(fd, static_cast<off_t>(nbytes)) != 0) fail("ftruncate");
+    void* base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) fail("mmap");
+    board.base_ = static_cast<std::byte*>(base), board.nbytes_ = nbytes;
+    board.lay_out(shape);
+    board.header().shape = shape;
+    board.header().magic = kMagic;
+    return board;
+}
+
+Board Board::attach(int fd) {
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) fail("dup");
+    Board board(own, nullptr, 0);
+    struct stat status {};
+    if (fstat(own, &status) != 0) fail("fstat");
+    const auto nbytes = static_cast<std::size_t>(status.st_size);
+    if (nbytes < sizeof(BoardHeader)) throw Error(Code::kConfig, "this descriptor is no board");
+    void* base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+    if (base == MAP_FAILED) fail("mmap");
+    board.base_ = static_cast<std::byte*>(base), board.nbytes_ = nbytes;
+    if (board.header().magic != kMagic || board.lay_out(board.shape()) != nbytes)
+        throw Error(Code::kConfig, "this descriptor is no board");
+    return board;
+}
+
+Board::Board(int fd, std::byte* base, std::size_t nbytes) : fd_(fd), base_(base), nbytes_(nbytes) {}
+
+Board::Board(Board&& other) noexcept : Board(other.fd_, other.base_, other.nbytes_) {
+    if (base_ != nullptr) lay_out(shape());
+    other.fd_ = -1;
+    other.base_ = nullptr;
+}
+
+Board::~Board() {
+    if (base_ != nullptr) munmap(base_, nbytes_);
+    if (fd_ >= 0) close(fd_);
+}
+
+std::size_t Board::lay_out(const BoardShape& shape) {
+    std::size_t end = 0;
+    const auto place = [&]<class T>(T*& start, std::size_t count) {
+        end = (end + 63) / 64 * 64;
+        start = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + end);
+        end += count * sizeof(T);
+    };
+    BoardHeader* header = nullptr;
+    const std::size_t seats = shape.seats, tokens = seats * shape.max_tokens;
+    const std::size_t blocks = (shape.max_tokens + shape.block_tokens - 1) / shape.block_tokens;
+    const std::size_t mailbox = static_cast<std::size_t>(shape.slots) * shape.max_rows * shape.max_hidden;
+    place(header, 1);
+    place(models_, shape.models);
+    place(slots_, shape.slots);
+    place(seats_, seats);
+    place(stamps_, tokens);
+    place(tokens_, tokens);
+    place(tables_, seats * blocks);
+    place(normed_, mailbox);
+    place(delta_, mailbox);
+    return end;
+}
+
+void Board::abort() const noexcept {
+    header().abort.store(1, std::memory_order_release);
+    header().host.ring();
+    header().attention.ring();
+    for (Bell& bell : header().ffn) bell.ring();
+}
+
+}  // namespace poolweave::decode

@@ -1,0 +1,119 @@
+// The board: shared memory over which attention workers, FFN workers and the host hand batches to each other.
+//
+// A *seat* is one request: its tokens, its KV blocks, how it is sampled and when it ends. A *slot* is one batch: which
+// seats, which model, which layer, whose turn. Only the one whose turn it is touches a slot or its seats; a turn is set
+// last (release) and read first (acquire). Hidden states cross in the slot's two mailboxes: `normed` towards the FFN,
+// `delta` back. Source: CrossPool control lowering (persistent kernels poll queues, send at the pool boundary, wait).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace poolweave::decode {
+
+inline constexpr std::uint32_t kMaxRows = 16, kMaxStops = 8, kMaxLayers = 256, kMaxRanks = 8;
+
+enum class Turn : std::uint32_t {
+    kIdle,       // no batch here; the host's
+    kReady,      // has a token to decode; the attention worker starts it when there is room in flight
+    kAttention,  // in flight, towards attention
+    kFfn,        // in flight, towards FFN
+    kHost,       // a request ended or the host asked: it composes the batch anew
+};
+
+enum class Finish : std::uint32_t { kRunning, kStop, kLength, kBroken };
+
+struct BoardShape {
+    std::uint32_t slots, max_rows, seats, max_tokens, block_tokens, max_hidden, models;
+};
+
+// A counter to sleep on. Ringing costs a system call only while somebody sleeps.
+struct alignas(64) Bell {
+    std::atomic<std::uint32_t> rung, sleepers;
+
+    void ring() noexcept;
+    // Returns when `rung` is no longer `seen`, or after `timeout_ms`: spins for up to 50 us, then sleeps in the kernel.
+    void rest(std::uint32_t seen, std::int64_t timeout_ms) noexcept;
+};
+
+struct alignas(64) Seat {
+    std::atomic<std::int32_t> position;  // of the next token to compute; tokens up to and with it are known
+    std::atomic<Finish> finish;
+    std::int32_t given;  // tokens that came with the request; later ones are drawn
+    std::int32_t end;    // the request is over when it has this many
+    std::int32_t num_stops;
+    std::int32_t stops[kMaxStops];
+    float temperature, top_p;
+    std::uint64_t seed;
+};
+
+struct alignas(64) Slot {
+    std::atomic<Turn> turn;
+    std::atomic<std::uint32_t> called;  // the host wants this slot at the next token boundary
+    std::int32_t model, layer, rows;
+    std::uint64_t ticket;  // orders batches that wait for the same worker
+    std::int32_t seats[kMaxRows];
+};
+
+struct alignas(64) ModelEntry {
+    std::int32_t num_layers;
+    float layer_cost;  // what fairness between models weighs a layer with
+    std::uint8_t owner[kMaxLayers];  // FFN rank of each layer
+};
+
+struct BoardHeader {
+    std::uint64_t magic;
+    BoardShape shape;
+    std::atomic<std::uint32_t> abort;
+    std::atomic<std::uint64_t> tickets;
+    Bell host, attention, ffn[kMaxRanks];
+};
+
+class Board {
+  public:
+    // A new board in an anonymous memfd. Throws kConfig for a shape that cannot be, kOs.
+    static Board create(const BoardShape& shape);
+    // The board of another process; `fd` is duplicated. Throws kConfig when it is none.
+    static Board attach(int fd);
+    Board(const Board&) = delete;
+    Board& operator=(const Board&) = delete;
+    Board(Board&& other) noexcept;
+    ~Board();
+
+    int fd() const noexcept { return fd_; }
+    const BoardShape& shape() const noexcept { return header().shape; }
+    BoardHeader& header() const noexcept { return *reinterpret_cast<BoardHeader*>(base_); }
+    ModelEntry& model(std::int64_t index) const noexcept { return models_[index]; }
+    Slot& slot(std::int64_t index) const noexcept { return slots_[index]; }
+    Seat& seat(std::int64_t index) const noexcept { return seats_[index]; }
+    std::span<std::int32_t> tokens(std::int64_t seat) const noexcept { return {tokens_ + seat * shape().max_tokens, shape().max_tokens}; }
+    std::span<std::int64_t> stamps(std::int64_t seat) const noexcept { return {stamps_ + seat * shape().max_tokens, shape().max_tokens}; }
+    std::span<std::int32_t> table(std::int64_t seat) const noexcept { return {tables_ + seat * table_size(), static_cast<std::size_t>(table_size())}; }
+    float* normed(std::int64_t slot) const noexcept { return normed_ + slot * mailbox_size(); }
+    float* delta(std::int64_t slot) const noexcept { return delta_ + slot * mailbox_size(); }
+    std::int64_t table_size() const noexcept { return (shape().max_tokens + shape().block_tokens - 1) / shape().block_tokens; }
+
+    std::uint64_t next_ticket() const noexcept { return header().tickets.fetch_add(1) + 1; }
+    bool aborted() const noexcept { return header().abort.load(std::memory_order_acquire) != 0; }
+    // Make every worker return, wherever it waits.
+    void abort() const noexcept;
+
+  private:
+    Board(int fd, std::byte* base, std::size_t nbytes);
+    std::int64_t mailbox_size() const noexcept { return static_cast<std::int64_t>(shape().max_rows) * shape().max_hidden; }
+    std::size_t lay_out(const BoardShape& shape);
+
+    int fd_;
+    std::byte* base_;
+    std::size_t nbytes_;
+    ModelEntry* models_ = nullptr;
+    Slot* slots_ = nullptr;
+    Seat* seats_ = nullptr;
+    std::int64_t* stamps_ = nullptr;
+    std::int32_t *tokens_ = nullptr, *tables_ = nullptr;
+    float *normed_ = nullptr, *delta_ = nullptr;
+};
+
+}  // namespace poolweave::decode
