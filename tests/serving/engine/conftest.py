@@ -33,6 +33,7 @@ _MLA = {
 _DEEPSEEK = {**_MLA, "first_k_dense_replace": 1, "topk_method": "greedy"}
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"num_key_value_heads": 2, "intermediate_size": 256}),
+    "llama_small": ("LlamaConfig", {"num_key_value_heads": 2, "intermediate_size": 128, "num_hidden_layers": 1}),
     "mha": ("LlamaConfig", {"num_key_value_heads": 8, "intermediate_size": 256}),
     "qwen3moe": ("Qwen3MoeConfig", {**_MOE, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8}),
     "mixtral": ("MixtralConfig", {"num_key_value_heads": 2, "intermediate_size": 128, "num_local_experts": 4}),
@@ -84,15 +85,29 @@ def loaded(model_path: Callable[..., Path]) -> Callable[..., LoadedModel]:
 
 
 @pytest.fixture(scope="session")
-def greedy(loaded: Callable[..., LoadedModel]) -> Callable[..., list[int]]:
-    """The oracle: `transformers`' own attention, every token from the whole text, no cache of any kind."""
+def reference(loaded: Callable[..., LoadedModel]) -> Callable[[str], Any]:
+    """The same weights under `transformers`' own attention."""
 
     @cache
-    def reference(name: str) -> Any:
+    def build(name: str) -> Any:
         source = loaded(name).model
-        model = transformers.AutoModelForCausalLM.from_config(deepcopy(source.config), attn_implementation="eager")
-        model.load_state_dict(source.state_dict())
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                deepcopy(source.config), attn_implementation="eager", dtype=source.dtype
+            )
+        model.load_state_dict(source.state_dict(), assign=True)  # shared, not copied
+        for ours, theirs in zip(model.modules(), source.modules(), strict=True):
+            ours._non_persistent_buffers_set = theirs._non_persistent_buffers_set
+            for key in theirs._non_persistent_buffers_set:
+                ours._buffers[key] = theirs._buffers[key]  # RoPE frequencies are not in the state
         return model.eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def greedy(reference: Callable[[str], Any]) -> Callable[..., list[int]]:
+    """The oracle: `transformers` generates every token from the whole text, without a cache of any kind."""
 
     @cache
     def answer(name: str, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
@@ -117,7 +132,7 @@ def make_pool() -> Iterator[Callable[..., MemPool]]:
             assert pool.stats().tiers[Tier.HBM].total == num_blocks
             stack.enter_context(pool)
             stack.callback(pool.check)
-            pool.view(Tier.HBM)[:num_blocks] = np.nan
+            pool.view(Tier.HBM)[:num_blocks] = 0xFFFF if layout.dtype == "bfloat16" else np.nan
             return pool
 
         yield make

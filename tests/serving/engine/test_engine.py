@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from poolweave.errors import (
     ConfigError,
@@ -15,7 +16,7 @@ from poolweave.errors import (
     OutOfBlocks,
     RequestRefused,
 )
-from poolweave.serving.engine import EngineConfig, SamplingParams, Sequence, TorchEngine
+from poolweave.serving.engine import EngineConfig, SamplingParams, Sequence, TorchEngine, load_model
 from poolweave.types import Tier
 
 pytestmark = pytest.mark.engine
@@ -260,3 +261,33 @@ def test_close_ends_everything_once(model: Any, make_pool: Any) -> None:
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         EngineConfig(**settings)
+
+
+def test_both_memory_orders_give_the_same_tokens(model: Any, make_pool: Any, run: Any, greedy: Any) -> None:
+    engine = TorchEngine(model, make_pool(model, order="layered"), EngineConfig(step_tokens=16, max_sequences=4))
+    sequences = [request(str(n), PROMPT[:n]) for n in (40, 3, 17)]
+    assert run(engine, *sequences) == [greedy("llama", PROMPT[:n], 8) for n in (40, 3, 17)]
+
+
+def test_bfloat16_kv_is_that_of_float32_rounded(model_path: Any, model: Any, make_pool: Any, run: Any) -> None:
+    half = load_model(model_path("llama"), dtype="bfloat16")
+    written = []
+    for loaded in (model, half):
+        pool, sequence = make_pool(loaded), request(max_new_tokens=1)
+        run(TorchEngine(loaded, pool, EngineConfig(step_tokens=16, max_sequences=4)), sequence)
+        kv = pool.view(Tier.HBM)[pool.slots(sequence.blocks[:2])]
+        widened = (kv.astype(np.uint32) << 16).view(np.float32) if kv.dtype == np.uint16 else kv
+        written.append(widened)
+    full, rounded = written
+    assert np.abs(full - rounded).max() < 0.05 * np.abs(full).max()
+
+
+def test_blocks_hold_what_transformers_own_cache_holds(model: Any, make_pool: Any, run: Any, reference: Any) -> None:
+    pool, sequence = make_pool(model), request()
+    run(TorchEngine(model, pool, EngineConfig(step_tokens=16, max_sequences=4)), sequence)
+    cache = reference("llama")(torch.tensor([sequence.tokens[:-1]]), use_cache=True).cache
+    kv = pool.view(Tier.HBM)[pool.slots(sequence.blocks)]  # [blocks, layers, parts, 16, heads, dim]
+    for layer in range(model.layout.num_layers):
+        for part, theirs in enumerate((cache.layers[layer].keys, cache.layers[layer].values)):
+            ours = kv[:, layer, part].reshape(-1, *kv.shape[4:])[: sequence.num_computed]
+            assert np.abs(ours - theirs[0].transpose(0, 1).detach().numpy()).max() < 1e-4
