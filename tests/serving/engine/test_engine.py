@@ -215,8 +215,8 @@ def test_nan_in_one_sequence_fails_it_alone(model: Any, make_pool: Any, run: Any
     first = request()
     run(engine, first)
     pool.view(Tier.HBM)[pool.slots(first.blocks[:1])] = np.nan
-    poisoned, healthy = request("p", blocks=first.blocks[:2], num_computed=32), request("h")
-    assert run(engine, healthy, poisoned)[0] == greedy("llama", PROMPT, 8)
+    poisoned, healthy = request("p", blocks=first.blocks[:2], num_computed=32), request("h", PROMPT[:20])
+    assert run(engine, healthy, poisoned)[0] == greedy("llama", PROMPT[:20], 8)
     assert poisoned.finish_reason == "error"
     assert isinstance(poisoned.error, NotFinite)
     assert poisoned.error.position == len(PROMPT)
@@ -226,13 +226,15 @@ def test_nan_in_one_sequence_fails_it_alone(model: Any, make_pool: Any, run: Any
     assert run(engine, *reused) == [greedy("llama", PROMPT[:17], 8)] * 20
 
 
-def test_a_received_partial_block_is_continued(model: Any, make_pool: Any, run: Any, greedy: Any) -> None:
+@pytest.mark.parametrize("length", [21, 22, 40])
+def test_a_received_partial_block_is_continued(length: int, model: Any, make_pool: Any, run: Any, greedy: Any) -> None:
     pool = make_pool(model)
     engine = TorchEngine(model, pool)
     first = request()
     run(engine, first)
     pool.view(Tier.HBM)[pool.slots(first.blocks[1:2])[0], :, :, 4:] = np.nan  # what lies behind 20 tokens is anything
-    assert run(engine, request(blocks=first.blocks[:2], num_computed=20)) == [greedy("llama", PROMPT, 8)]
+    continued = request(tokens=PROMPT[:length], blocks=first.blocks[:2], num_computed=20)
+    assert run(engine, continued) == [greedy("llama", PROMPT[:length], 8)]
 
 
 def test_a_pool_of_another_layout_is_refused(model: Any, loaded: Any, make_pool: Any) -> None:

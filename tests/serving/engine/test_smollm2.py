@@ -21,7 +21,7 @@ def prompt(model: Any, length: int) -> list[int]:
 
 
 def assert_greedy(reference: Any, sequence: Sequence) -> None:
-    """Every token of the answer is the reference's best after all before it: what greedy decoding without a cache gives."""
+    """Each token is the reference's best after all before it: what greedy decoding without a cache gives."""
     with torch.inference_mode():
         logits = reference(input_ids=torch.tensor([sequence.tokens[:-1]]), use_cache=False).logits[0]
     assert sequence.answer == logits[sequence.num_prompt - 1 :].argmax(-1).tolist()

@@ -112,7 +112,7 @@ class Batcher:
                 victim = self._youngest_holder(than=sequence)
                 if victim is None:
                     return False
-                self._preempt(plan, victim)
+                self._preempt(victim)
 
     def _make_resident(self, sequence: Sequence) -> None:
         """Bring a prefix that was matched or received in DRAM into HBM; blocks in use never leave it."""
@@ -132,16 +132,16 @@ class Batcher:
                 return sequence
         return None
 
-    def _preempt(self, plan: Plan, victim: Sequence) -> None:
-        """Give back a sequence's blocks; it is computed again, answer so far included, when its turn comes."""
+    def _preempt(self, victim: Sequence) -> None:
+        """Give back a sequence's blocks; it is computed again, answer so far included, when its turn comes.
+
+        It is not in the plan yet: the older ones, which alone may take its blocks, are planned before it.
+        """
         self._pool.free(victim.blocks)
         victim.blocks = Blocks.empty()
         victim.num_computed = 0
         victim.num_preemptions += 1
         self.num_preempted += 1
-        planned = plan.chunks.pop(victim.request_id, None)
-        if planned is not None:
-            plan.budget += planned.num_tokens
         if victim in self.running:
             self.running.remove(victim)
             self.waiting.insert(0, victim)
