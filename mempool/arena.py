@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
+from poolweave.errors import ConfigError
 from poolweave.mempool import _native
 from poolweave.types import parse_bytes
 
 DEFAULT_PAGE_BYTES = 2 << 20
+Wanted = Literal["off", "prefer", "require"]
+_WANT = {"off": _native.Want.OFF, "prefer": _native.Want.PREFER, "require": _native.Want.REQUIRE}
+
+
+def wanted(word: str, setting: str) -> _native.Want:
+    """The core's word for it. Raises ConfigError."""
+    if word not in _WANT:
+        raise ConfigError(f"{setting}={word!r} is none of {', '.join(_WANT)}", setting=setting, value=word)
+    return _WANT[word]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,8 @@ class ArenaStats:
     kept_bytes: int
     resident_bytes: int
     processes: int
+    huge_pages: bool  # obtained
+    pinned_bytes: int  # obtained, in this process
 
 
 class Arena:
@@ -32,17 +45,23 @@ class Arena:
     """
 
     def __init__(
-        self, budget: int | str, *, capacity: int | str | None = None, page_bytes: int = DEFAULT_PAGE_BYTES
-    ) -> None:
+        self, budget: int | str, *, capacity: int | str | None = None, page_bytes: int = DEFAULT_PAGE_BYTES,
+        huge_pages: Wanted = "off", pinned: Wanted = "off",
+    ) -> None:  # fmt: skip
+        """`huge_pages` of 2 MiB and `pinned` memory: "require" raises ConfigError where they cannot be had, "prefer"
+        takes what there is; stats() tells what was obtained.
+        """
         budget_bytes = parse_bytes(budget, "budget")
         capacity_bytes = budget_bytes if capacity is None else parse_bytes(capacity, "capacity")
-        self._native = _native.Arena.create(capacity_bytes, budget_bytes, page_bytes)
+        self._native = _native.Arena.create(
+            capacity_bytes, budget_bytes, page_bytes, wanted(huge_pages, "huge_pages"), wanted(pinned, "pinned")
+        )
 
     @classmethod
-    def attach(cls, data_fd: int, ledger_fd: int) -> Arena:
+    def attach(cls, data_fd: int, ledger_fd: int, *, pinned: Wanted = "off") -> Arena:
         """Join the arena of another process by its descriptors, which are duplicated: close yours afterwards."""
         arena = cls.__new__(cls)
-        arena._native = _native.Arena.attach(data_fd, ledger_fd)
+        arena._native = _native.Arena.attach(data_fd, ledger_fd, wanted(pinned, "pinned"))
         return arena
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poolweave.errors import ConfigError
+from poolweave.mempool.arena import Wanted, wanted
 from poolweave.transfer import TransferConfig
 
 
@@ -13,12 +14,15 @@ class PoolConfig:
     """Raises ConfigError for values out of range.
 
     `page_bytes`: unit of mapping, a power of two. `max_hbm`, `max_dram`: what resize() may grow a tier to (address
-    space, not memory); None is four times the first size, and at least the machine's memory. `copy_threads`: of a swap.
+    space, not memory); None is four times the first size, and at least the machine's memory. `huge_pages`, `pinned`:
+    "off", "prefer" or "require", see Arena. `copy_threads`: of a swap.
     """
 
     page_bytes: int = 2 << 20
     max_hbm: int | str | None = None
     max_dram: int | str | None = None
+    huge_pages: Wanted = "off"
+    pinned: Wanted = "off"
     copy_threads: int = 2
     transfer: TransferConfig | None = None
 
@@ -28,6 +32,8 @@ class PoolConfig:
                 f"page_bytes must be a power of two of at least 4096, got {self.page_bytes}",
                 setting="page_bytes", value=self.page_bytes,
             )  # fmt: skip
+        for setting in ("huge_pages", "pinned"):
+            wanted(getattr(self, setting), setting)
         if not 1 <= self.copy_threads <= 64:
             raise ConfigError(
                 f"copy_threads must lie in [1, 64], got {self.copy_threads}",

@@ -341,7 +341,8 @@ def _build_space(layout: KVLayout, hbm: int | str, dram: int | str, config: Pool
         if number == DRAM and nbytes == 0:
             continue
         max_bytes = None if most is None else parse_bytes(most, f"max_{name}")
-        tiers[number] = TierMemory(TIERS[number], layout, TierSize.of(name, nbytes, max_bytes, config.page_bytes))
+        tier_size = TierSize.of(name, nbytes, max_bytes, config.page_bytes)
+        tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
     return BlockSpace(layout, BlockTable(*limits), tiers, RadixIndex(layout.block_tokens), config.copy_threads)
 

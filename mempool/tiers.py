@@ -11,6 +11,7 @@ import numpy.typing as npt
 from poolweave.errors import ConfigError
 from poolweave.mempool._native import TierGeometry
 from poolweave.mempool.arena import Arena, ArenaStats
+from poolweave.mempool.config import PoolConfig
 from poolweave.transfer import KVLayout, Region
 from poolweave.types import Tier
 
@@ -56,7 +57,7 @@ class TierMemory:
     each of its planes spans all slots. One caller at a time changes it (the pool, under its lock).
     """
 
-    def __init__(self, tier: Tier, layout: KVLayout, size: TierSize) -> None:
+    def __init__(self, tier: Tier, layout: KVLayout, size: TierSize, config: PoolConfig) -> None:
         self.tier = tier
         self.layout = layout
         self._size = size
@@ -64,7 +65,10 @@ class TierMemory:
         static = layout.order == "layered"
         self.max_slots = self.num_slots if static else min(size.max_bytes // layout.block_bytes, _MAX_SLOTS)
         span = self.max_slots * layout.block_bytes
-        self._arena = Arena(self._page_end(self.num_slots) * size.page_bytes, capacity=span, page_bytes=size.page_bytes)
+        self._arena = Arena(
+            self._page_end(self.num_slots) * size.page_bytes, capacity=span, page_bytes=size.page_bytes,
+            huge_pages=config.huge_pages, pinned=config.pinned,
+        )  # fmt: skip
         self._range = self._arena.reserve(span, sole=True)
         self._range.map(0, self._page_end(self.num_slots))
 

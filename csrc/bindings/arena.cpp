@@ -22,11 +22,20 @@ void register_arena(nb::module_& m) {
         .def_ro("held_bytes", &Arena::Stats::held_bytes)
         .def_ro("kept_bytes", &Arena::Stats::kept_bytes)
         .def_ro("resident_bytes", &Arena::Stats::resident_bytes)
-        .def_ro("processes", &Arena::Stats::processes);
+        .def_ro("processes", &Arena::Stats::processes)
+        .def_ro("huge_pages", &Arena::Stats::huge_pages)
+        .def_ro("pinned_bytes", &Arena::Stats::pinned_bytes);
+
+    nb::enum_<Want>(m, "Want", "Whether a kind of memory is asked for.")
+        .value("OFF", Want::kOff)
+        .value("PREFER", Want::kPrefer)
+        .value("REQUIRE", Want::kRequire);
 
     nb::class_<Arena>(m, "Arena", "Physical pages under a byte budget, in an anonymous memfd.")
-        .def_static("create", &Arena::create, "capacity_bytes"_a, "budget_bytes"_a, "page_bytes"_a)
-        .def_static("attach", &Arena::attach, "data_fd"_a, "ledger_fd"_a, "Join another process's arena; both are duplicated.")
+        .def_static("create", [](std::uint64_t capacity, std::uint64_t budget, std::uint64_t page_bytes, Want huge_pages, Want pinned) {
+            return Arena::create(capacity, budget, page_bytes, {huge_pages, pinned});
+        }, "capacity_bytes"_a, "budget_bytes"_a, "page_bytes"_a, "huge_pages"_a = Want::kOff, "pinned"_a = Want::kOff)
+        .def_static("attach", &Arena::attach, "data_fd"_a, "ledger_fd"_a, "pinned"_a = Want::kOff, "Join another process's arena; both are duplicated.")
         .def("set_budget", &Arena::set_budget, "nbytes"_a, ReleaseGil())
         .def("trim", &Arena::trim, ReleaseGil(), "Return the memory of all free pages to the system. -> bytes")
         .def("reap", &Arena::reap, ReleaseGil(), "Free what dead processes held. -> bytes")

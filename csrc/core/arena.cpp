@@ -1,13 +1,17 @@
 #include "core/arena.hpp"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 
@@ -27,10 +31,39 @@ int duplicate(int fd) {
     return copy;
 }
 
+constexpr std::uint64_t kHugeBytes = 2u << 20;
+
+std::uint64_t free_huge_pages() {
+    std::uint64_t count = 0;
+    std::ifstream("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages") >> count;
+    return count;
+}
+
+// Whether to ask for huge pages: as wanted, where there are enough for the whole budget.
+bool use_huge_pages(Want want, std::uint64_t budget_bytes, std::uint64_t page_bytes) {
+    if (want == Want::kOff) return false;
+    const std::uint64_t needed = (budget_bytes + kHugeBytes - 1) / kHugeBytes;
+    const std::uint64_t free = free_huge_pages();
+    const bool aligned = page_bytes % kHugeBytes == 0;
+    if (aligned && free >= needed) return true;
+    if (want == Want::kPrefer) return false;
+    throw Error(Code::kConfig,
+                aligned ? "huge_pages='require' needs " + std::to_string(needed) + " huge pages of 2 MiB and " + std::to_string(free) +
+                              " are free; raise `sysctl vm.nr_hugepages`, or set huge_pages='prefer'"
+                        : "huge_pages='require' needs page_bytes to be a multiple of 2 MiB, got " + std::to_string(page_bytes),
+                {static_cast<std::int64_t>(needed), static_cast<std::int64_t>(free)});
+}
+
+bool lies_on_huge_pages(int fd) {
+    struct statfs system {};
+    return fstatfs(fd, &system) == 0 && static_cast<std::uint64_t>(system.f_type) == HUGETLBFS_MAGIC;
+}
+
 // Sealed at its full size: no reader can ever meet the end of the file. Mode 0400: another process of this user
 // cannot reopen the read-only descriptor for writing by accident.
-int create_file(std::uint64_t nbytes) {
-    const int fd = memfd_create("poolweave-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+int create_file(std::uint64_t nbytes, bool huge) {
+    const unsigned kind = huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u;
+    const int fd = memfd_create("poolweave-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | kind);
     if (fd < 0) os_error("cannot create the arena's memory");
     const bool made = ftruncate(fd, static_cast<off_t>(nbytes)) == 0 && fchmod(fd, S_IRUSR) == 0 &&
                       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
@@ -45,7 +78,8 @@ int create_file(std::uint64_t nbytes) {
 
 }  // namespace
 
-std::shared_ptr<Arena> Arena::create(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes) {
+std::shared_ptr<Arena> Arena::create(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes,
+                                     MemoryKind kind) {
     const auto system_page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
     if (!std::has_single_bit(page_bytes) || page_bytes < system_page) {
         throw Error(Code::kConfig, "page_bytes must be a power of two of at least " + std::to_string(system_page) +
@@ -57,19 +91,19 @@ std::shared_ptr<Arena> Arena::create(std::uint64_t capacity_bytes, std::uint64_t
         throw Error(Code::kConfig, "an arena of " + std::to_string(capacity) + " pages cannot have a budget of " +
                                        std::to_string(budget) + "; it takes 1 to 2^32 - 2 pages and no larger budget");
     }
-    const int fd = create_file(capacity * page_bytes);
+    const int fd = create_file(capacity * page_bytes, use_huge_pages(kind.huge_pages, budget * page_bytes, page_bytes));
     try {
-        return std::shared_ptr<Arena>(new Arena(fd, PageLedger::create(fd, page_bytes, capacity, budget)));
+        return std::shared_ptr<Arena>(new Arena(fd, PageLedger::create(fd, page_bytes, capacity, budget), kind.pinned));
     } catch (...) {
         close(fd);
         throw;
     }
 }
 
-std::shared_ptr<Arena> Arena::attach(int data_fd, int ledger_fd) {
+std::shared_ptr<Arena> Arena::attach(int data_fd, int ledger_fd, Want pinned) {
     const int data = duplicate(data_fd);
     try {
-        return std::shared_ptr<Arena>(new Arena(data, PageLedger::attach(data, duplicate(ledger_fd))));
+        return std::shared_ptr<Arena>(new Arena(data, PageLedger::attach(data, duplicate(ledger_fd)), pinned));
     } catch (...) {
         close(data);
         throw;
@@ -87,7 +121,8 @@ Arena::Stats Arena::stats() {
     if (fstat(data_fd_, &file) != 0) os_error("cannot stat the arena's memory");
     const std::uint64_t page = page_bytes();
     return {page, counts.capacity * page, counts.budget * page, counts.held * page, counts.kept * page,
-            static_cast<std::uint64_t>(file.st_blocks) * 512, counts.processes};
+            static_cast<std::uint64_t>(file.st_blocks) * 512, counts.processes, lies_on_huge_pages(data_fd_),
+            static_cast<std::uint64_t>(pinned_bytes_.load())};
 }
 
 void Arena::check() {

@@ -3,6 +3,7 @@
 // process that has it open.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,14 @@
 #include "core/page_ledger.hpp"
 
 namespace poolweave {
+
+// Whether a kind of memory is asked for, taken where it can be had, or insisted on.
+enum class Want : std::uint8_t { kOff, kPrefer, kRequire };
+
+struct MemoryKind {
+    Want huge_pages = Want::kOff;  // of 2 MiB, from vm.nr_hugepages
+    Want pinned = Want::kOff;      // never swapped; counts against RLIMIT_MEMLOCK
+};
 
 class Arena {
   public:
@@ -22,13 +31,16 @@ class Arena {
         std::uint64_t kept_bytes;      // free, their memory kept for reuse
         std::uint64_t resident_bytes;  // what the system has given the file
         std::uint64_t processes;
+        bool huge_pages;               // obtained
+        std::uint64_t pinned_bytes;    // obtained, in this process
     };
 
     // Sizes are rounded up to whole pages. Throws kConfig for a page size that is no power of two of at least the
-    // system's, or a budget above the capacity.
-    static std::shared_ptr<Arena> create(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes);
-    // Join an arena of another process by its two descriptors, which are duplicated.
-    static std::shared_ptr<Arena> attach(int data_fd, int ledger_fd);
+    // system's, a budget above the capacity, or a required kind of memory that cannot be had.
+    static std::shared_ptr<Arena> create(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes,
+                                         MemoryKind kind = {});
+    // Join an arena of another process by its two descriptors, which are duplicated. The file decides on huge pages.
+    static std::shared_ptr<Arena> attach(int data_fd, int ledger_fd, Want pinned = Want::kOff);
 
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
@@ -43,16 +55,20 @@ class Arena {
     PageLedger& ledger() noexcept { return ledger_; }
     int data_fd() const noexcept { return data_fd_; }
     int ledger_fd() const noexcept { return ledger_.fd(); }
+    Want pinned() const noexcept { return pinned_; }
+    void count_pinned(std::int64_t nbytes) noexcept { pinned_bytes_ += nbytes; }
     // The same file opened read-only, for peers; owned by the arena.
     int readonly_fd();
     std::uint64_t page_bytes() const noexcept { return ledger_.page_bytes(); }
     std::uint64_t to_pages(std::uint64_t bytes) const noexcept { return (bytes + page_bytes() - 1) / page_bytes(); }
 
   private:
-    Arena(int data_fd, PageLedger&& ledger) : data_fd_(data_fd), ledger_(std::move(ledger)) {}
+    Arena(int data_fd, PageLedger&& ledger, Want pinned) : data_fd_(data_fd), ledger_(std::move(ledger)), pinned_(pinned) {}
 
     int data_fd_;
     PageLedger ledger_;
+    Want pinned_;
+    std::atomic<std::int64_t> pinned_bytes_ = 0;
     std::mutex mutex_;  // guards readonly_fd_
     int readonly_fd_ = -1;
 };

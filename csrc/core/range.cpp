@@ -1,6 +1,7 @@
 #include "core/range.hpp"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -45,6 +46,7 @@ Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole) : ar
     }
     if (!sole) require_mappings(std::min(pages, 2 * capacity + 1), page);
     table_.assign(pages, kNoPage);
+    pinned_.assign(pages, false);
     arena_->ledger().add_range(sole);
     nbytes_ = pages * page;
     reserved_bytes_ = nbytes_ + page;  // room to align the base
@@ -60,6 +62,7 @@ Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole) : ar
 }
 
 Range::~Range() {
+    forget_pins(0, num_pages());
     munmap(reserved_, reserved_bytes_);
     std::vector<std::uint32_t> pages;
     std::copy_if(table_.begin(), table_.end(), std::back_inserter(pages), [](std::uint32_t p) { return p != kNoPage; });
@@ -129,6 +132,13 @@ void Range::map_locked(std::uint64_t first, std::uint64_t count) {
                         "); raise page_bytes or `sysctl vm.max_map_count`",
                     number == ENOMEM ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{number});
     }
+    try {
+        pin(first, count);
+    } catch (const Error&) {
+        reserve_again(first, count);
+        arena_->ledger().give(pages);
+        throw;
+    }
     std::copy(pages.begin(), pages.end(), table_.begin() + static_cast<std::ptrdiff_t>(first));
     num_mapped_ += count;
 }
@@ -139,6 +149,7 @@ void Range::unmap_locked(std::uint64_t first, std::uint64_t count) {
         const int number = errno;
         throw Error(Code::kOs, std::string("cannot unmap pages: ") + std::strerror(number), {number});
     }
+    forget_pins(first, count);
     const auto begin = table_.begin() + static_cast<std::ptrdiff_t>(first);
     const std::vector<std::uint32_t> pages(begin, begin + static_cast<std::ptrdiff_t>(count));
     std::fill_n(begin, count, kNoPage);
@@ -195,6 +206,36 @@ bool Range::map_runs(std::uint64_t first, const std::vector<std::uint32_t>& page
         begin = end;
     }
     return true;
+}
+
+// Lock what was just mapped, as the arena wants it. Throws kConfig when it must be and cannot.
+void Range::pin(std::uint64_t first, std::uint64_t count) {
+    if (arena_->pinned() == Want::kOff) return;
+    const std::uint64_t nbytes = count * arena_->page_bytes();
+    std::byte* const at = base_ + first * arena_->page_bytes();
+    if (mlock(at, nbytes) == 0) {
+        std::fill_n(pinned_.begin() + static_cast<std::ptrdiff_t>(first), count, true);
+        arena_->count_pinned(static_cast<std::int64_t>(nbytes));
+        return;
+    }
+    const int number = errno;
+    munlock(at, nbytes);  // what was locked before it failed
+    if (arena_->pinned() == Want::kPrefer) return;
+    struct rlimit limit {};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    throw Error(Code::kConfig, "pinned='require' needs to lock " + std::to_string(nbytes) + " bytes (" + std::strerror(number) +
+                                   "), RLIMIT_MEMLOCK is " + std::to_string(limit.rlim_cur) +
+                                   "; raise it (`ulimit -l`), or set pinned='prefer'",
+                {static_cast<std::int64_t>(nbytes), static_cast<std::int64_t>(limit.rlim_cur)});
+}
+
+void Range::forget_pins(std::uint64_t first, std::uint64_t count) noexcept {
+    std::int64_t pages = 0;
+    for (std::uint64_t index = first; index < first + count; ++index) {
+        pages += pinned_[index];
+        pinned_[index] = false;
+    }
+    arena_->count_pinned(-pages * static_cast<std::int64_t>(arena_->page_bytes()));
 }
 
 bool Range::reserve_again(std::uint64_t first, std::uint64_t count) noexcept {

@@ -25,8 +25,8 @@ class Range {
     Range& operator=(const Range&) = delete;
     ~Range();  // pages go back to the arena
 
-    // Back pages [first, first + count) with memory of the arena; all or none. Throws kOutOfPages, kConfig for pages
-    // outside the range or mapped already.
+    // Back pages [first, first + count) with memory of the arena; all or none. Throws kOutOfPages, and kConfig for pages
+    // outside the range, mapped already, or that must be pinned and cannot be.
     void map(std::uint64_t first, std::uint64_t count);
     // Give pages [first, first + count) back; they read as zeros from then on. Throws kConfig when one is not mapped.
     void unmap(std::uint64_t first, std::uint64_t count);
@@ -53,6 +53,8 @@ class Range {
     template <typename Apply>
     void each_run(std::uint64_t first, std::uint64_t count, bool mapped, Apply apply);
     bool map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages);
+    void pin(std::uint64_t first, std::uint64_t count);
+    void forget_pins(std::uint64_t first, std::uint64_t count) noexcept;
     bool reserve_again(std::uint64_t first, std::uint64_t count) noexcept;
 
     std::shared_ptr<Arena> arena_;
@@ -63,6 +65,7 @@ class Range {
     std::uint64_t reserved_bytes_ = 0;
     mutable std::mutex mutex_;  // guards the table
     std::vector<std::uint32_t> table_;
+    std::vector<bool> pinned_;
     std::uint64_t num_mapped_ = 0;
 };
 

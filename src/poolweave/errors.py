@@ -45,6 +45,11 @@ class ConfigError(PoolweaveError, ValueError):
 
     fields = ("setting", "value", "limit")
 
+    @classmethod
+    def from_native(cls, message: str, numbers: Sequence[int]) -> PoolweaveError:
+        """The core names the setting in the message; its numbers are value and limit."""
+        return cls(message, **dict(zip(("value", "limit"), numbers, strict=False)))
+
 
 class OutOfBlocks(PoolweaveError):
     """The pool cannot give the blocks asked for, even after evicting all it may."""
