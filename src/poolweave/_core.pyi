@@ -27,14 +27,29 @@ class ArenaStats:
     def resident_bytes(self) -> int: ...
     @property
     def processes(self) -> int: ...
+    @property
+    def huge_pages(self) -> bool: ...
+    @property
+    def pinned_bytes(self) -> int: ...
+
+class Want(enum.Enum):
+    """Whether a kind of memory is asked for."""
+
+    OFF = 0
+
+    PREFER = 1
+
+    REQUIRE = 2
 
 class Arena:
     """Physical pages under a byte budget, in an anonymous memfd."""
 
     @staticmethod
-    def create(capacity_bytes: int, budget_bytes: int, page_bytes: int) -> Arena: ...
+    def create(
+        capacity_bytes: int, budget_bytes: int, page_bytes: int, huge_pages: Want = Want.OFF, pinned: Want = Want.OFF
+    ) -> Arena: ...
     @staticmethod
-    def attach(data_fd: int, ledger_fd: int) -> Arena:
+    def attach(data_fd: int, ledger_fd: int, pinned: Want = Want.OFF) -> Arena:
         """Join another process's arena; both are duplicated."""
 
     def set_budget(self, nbytes: int) -> None: ...
