@@ -195,3 +195,15 @@ class RequestRefused(PoolweaveError, ValueError):
     """A request that can never run here: empty, too long, or with impossible parameters."""
 
     fields = ("needed", "limit")
+
+
+class DeadlineExceeded(PoolweaveError, TimeoutError):
+    """A peer that is alive did not answer in time."""
+
+    fields = ("peer", "seconds")
+
+
+class InstanceDied(PoolweaveError):
+    """An instance's process ended without saying why."""
+
+    fields = ("instance", "exit_code")
