@@ -13,6 +13,7 @@ import numpy as np
 
 from poolweave import errors
 from poolweave.errors import PoolweaveError, RequestRefused
+from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.types import Int32Array, TokenIds, as_tokens
 
 PROTOCOL = 1
@@ -37,7 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     tokens: bytes
     flow: str
-    sampling: dict[str, Any]
+    sampling: SamplingParams
     tenant: bytes = b""  # salt of the identity: another tenant never hits this one's KV
 
     def prompt(self) -> Int32Array:

@@ -112,6 +112,11 @@ class RpcClient:
             with self._lock:
                 self._pending.pop(request_id, None)
 
+    def post(self, request: Request) -> None:
+        """Send `request` and forget it: no reply is awaited, and a peer that has gone is no error."""
+        self._outbox.append(self._codec.encode(Header(PROTOCOL, self.epoch, next(self._ids)), request))
+        self._poke()
+
     def close(self) -> None:
         """Idempotent; pending calls fail with PeerLost. Not from the client's own thread."""
         self._closing = True

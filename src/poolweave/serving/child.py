@@ -1,0 +1,104 @@
+"""One instance as a child process of this one: spawned, awaited, stopped, killed. Knows no message and no pool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import IO
+
+from poolweave.errors import InstanceDied
+from poolweave.serving.instance_config import InstanceConfig
+from poolweave.serving.lifeline import hear, send_config
+
+_STOP_S = 10.0
+_LOG_TAIL_BYTES = 2000
+
+
+class Child:
+    """Started at construction; `wait_ready` gives its address. `close` always leaves the process reaped.
+
+    What it prints goes to an unlinked temporary file, of which the end is shown when it dies at its start.
+    """
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self.name = config.name
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        ours, theirs = socket.socketpair()
+        self._line = ours
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "poolweave.serving.instance", "--lifeline", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=_environment(config.engine.num_threads),
+            )
+        except BaseException:
+            self._line.close()
+            self._log.close()
+            raise
+        finally:
+            theirs.close()
+        with contextlib.suppress(BrokenPipeError):  # it died already: wait_ready says how
+            send_config(self._line, config)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self, timeout_s: float) -> str:
+        """-> the address at which it takes control messages.
+
+        Raises the error that kept it from starting, DeadlineExceeded, InstanceDied with the end of its output.
+        """
+        try:
+            return hear(self._line, instance=self.name, timeout_s=timeout_s)
+        except InstanceDied as error:
+            self._process.wait()
+            raise InstanceDied(
+                f"{error} with exit code {self._process.returncode}; its last words:\n{self.last_words()}",
+                instance=self.name,
+                exit_code=self._process.returncode,
+            ) from None
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        return tail.decode(errors="replace").strip() or "(nothing)"
+
+    def kill(self) -> None:
+        """SIGKILL, and reap it."""
+        self._process.kill()
+        self._process.wait()
+
+    def begin_stop(self) -> None:
+        """Ask it to stop; `close` waits for it."""
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Stop it, by force when it does not within seconds. Idempotent."""
+        self.begin_stop()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._line.close()
+        self._log.close()
+
+
+def _environment(num_threads: int) -> dict[str, str]:
+    """Ours, with every library's own thread pool as large as the engine's."""
+    threads = str(num_threads)
+    return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}

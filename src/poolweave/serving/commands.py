@@ -1,0 +1,65 @@
+"""What `poolweave` can do, as typer commands. Each imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from poolweave import __version__
+
+app = typer.Typer(
+    help="Elastic KV-cache memory pool and transfer service for LLM serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@app.command()
+def doctor(json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Show what is active here, what is not and why, with the fix for each."""
+    from poolweave.serving.doctor import as_json, as_text, examine, exit_code
+
+    checks = examine()
+    typer.echo(as_json(checks) if json else as_text(checks))
+    raise typer.Exit(exit_code(checks))
+
+
+@app.command()
+def demo(
+    config: Annotated[Path | None, typer.Option(help="TOML file with the settings below, and more.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for demo.png and demo.json.")] = None,
+    sessions: Annotated[Path | None, typer.Option(help="Sessions as .jsonl or .jsonl.xz; default: built in.")] = None,
+    flows: Annotated[str | None, typer.Option(help="Comma-separated names; default: all.")] = None,
+    model: Annotated[str | None, typer.Option(help="'smollm2' or a local Hugging Face directory.")] = None,
+    turns: Annotated[int | None, typer.Option(help="At most this many turns a session.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="At most this many sessions.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    transport: Annotated[str | None, typer.Option(help="How KV travels: shm or tcp.")] = None,
+) -> None:
+    """Run multi-turn sessions through every flow on a prefill and a decode process, and compare."""
+    from poolweave.config import load
+    from poolweave.serving.demo import DemoConfig, run_demo
+
+    given: dict[str, Any] = {
+        "out": None if out is None else str(out),
+        "sessions": None if sessions is None else str(sessions),
+        "flows": None if flows is None else tuple(name.strip() for name in flows.split(",")),
+        "model": model,
+        "turns": turns,
+        "max_sessions": max_sessions,
+        "max_new_tokens": max_new_tokens,
+        "transport": transport,
+    }
+    settings = DemoConfig() if config is None else load(config, DemoConfig)
+    settings = dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
+    raise typer.Exit(run_demo(settings))

@@ -1,0 +1,214 @@
+"""One instance as an operating-system process: `python -m poolweave.serving.instance`.
+
+Its main thread takes control messages; an engine thread computes (JobRunner); the pool's transfer engine has its own.
+It ends on SIGTERM, and with its parent when that started it with a lifeline. Started by hand it reads a TOML file:
+
+    python -m poolweave.serving.instance --config prefill.toml
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from poolweave.config import load
+from poolweave.errors import PoolweaveError, RequestRefused
+from poolweave.mempool import MemPool
+from poolweave.serving.engine import LoadedModel, TorchEngine, load_model
+from poolweave.serving.instance_config import InstanceConfig, Role
+from poolweave.serving.job_runner import JobRunner
+from poolweave.serving.lifeline import Ready, StartFailed, end_with_parent, receive_config, say
+from poolweave.serving.messages import (
+    Cancel,
+    Complete,
+    Connect,
+    Decode,
+    Disconnect,
+    Done,
+    ErrorInfo,
+    Hello,
+    Prefill,
+    Report,
+    Request,
+    Stats,
+    Welcome,
+)
+from poolweave.serving.rpc_server import Caller, RpcServer
+from poolweave.serving.tasks import CompleteTask, DecodeTask, PrefillTask, Workplace
+from poolweave.types import Tier
+
+logger = logging.getLogger(__name__)
+
+_COMPUTES = {Prefill: Role.PREFILL, Decode: Role.DECODE, Complete: Role.COLOCATED}
+
+
+class Instance:
+    """Model, pool, engine and control server of one process. Binds first: a taken port is known before a model loads.
+
+    Raises AddressInUse, ConfigError, ModelNotFound and what else loading a model raises; then nothing is left open.
+    """
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self._config = config
+        self._broken = False
+        self._server = RpcServer(config.listen, secrets.randbits(63) | 1, name=config.name)
+        try:
+            self._model = load_model(config.model, config.dtype, config.device)
+            self._pool = _pool(config, self._model)
+            try:
+                engine = TorchEngine(self._model, self._pool, config.engine)
+                self._runner = JobRunner(engine, on_broken=self._give_up)
+            except BaseException:
+                self._pool.close()
+                raise
+        except BaseException:
+            self._server.close()
+            raise
+        self._workplace = Workplace(self._pool, self._model.identity, config.lease_s)
+        self._handlers: dict[type[Request], Callable[[Caller, Any], None]] = {
+            Hello: lambda caller, request: caller.reply(self._welcome()),
+            Connect: self._connect,
+            Disconnect: self._disconnect,
+            Prefill: self._prefill,
+            Decode: self._decode,
+            Complete: self._complete,
+            Cancel: self._cancel,
+            Stats: self._stats,
+        }
+
+    @property
+    def address(self) -> str:
+        """Where it takes control messages."""
+        return self._server.address
+
+    def serve(self) -> int:
+        """Run until `stop`; -> the process's exit code."""
+        logger.info("%s serves at %s", self._config.name, self.address)
+        self._server.serve(self._handle, on_gone=self._runner.cancel_client)
+        return 1 if self._broken else 0
+
+    def stop(self) -> None:
+        """Let `serve` return; safe in a signal handler."""
+        self._server.stop()
+
+    def close(self) -> None:
+        """Fail what runs, free the pool. Idempotent."""
+        self._runner.stop()
+        self._pool.close()
+        self._runner.join()
+        self._server.close()
+
+    def _handle(self, caller: Caller, request: Request) -> None:
+        self._handlers[type(request)](caller, request)
+
+    def _give_up(self) -> None:
+        self._broken = True
+        self.stop()
+
+    def _welcome(self) -> Welcome:
+        layout = self._pool.layout
+        return Welcome(
+            instance=self._config.name,
+            role=self._config.role.value,
+            pid=os.getpid(),
+            model=self._model.identity.model,
+            block_tokens=layout.block_tokens,
+            block_bytes=layout.block_bytes,
+            pool_blocks=self._pool.stats().tiers[Tier.HBM].total,
+            max_positions=self._model.max_positions,
+            addresses=self._pool.addresses,
+        )
+
+    def _connect(self, caller: Caller, request: Connect) -> None:
+        self._pool.connect(request.peer, request.address)
+        caller.reply(Done())
+
+    def _disconnect(self, caller: Caller, request: Disconnect) -> None:
+        self._pool.disconnect(request.peer)
+        caller.reply(Done())
+
+    def _prefill(self, caller: Caller, request: Prefill) -> None:
+        self._check_role(request)
+        self._runner.submit(PrefillTask(self._workplace, caller, request.job, request.decode))
+
+    def _decode(self, caller: Caller, request: Decode) -> None:
+        self._check_role(request)
+        self._runner.submit(DecodeTask(self._workplace, caller, request.job, request.first, request.prefill))
+
+    def _complete(self, caller: Caller, request: Complete) -> None:
+        self._check_role(request)
+        self._runner.submit(CompleteTask(self._workplace, caller, request.job))
+
+    def _cancel(self, caller: Caller, request: Cancel) -> None:
+        self._runner.cancel(request.request)
+        caller.reply(Done())
+
+    def _stats(self, caller: Caller, request: Stats) -> None:
+        stats = self._pool.stats()
+        tiers = {str(tier.name).lower(): msgspec.to_builtins(figures) for tier, figures in stats.tiers.items()}
+        transfer = None if stats.transfer is None else msgspec.to_builtins(stats.transfer)
+        pool = {**tiers, "indexed": stats.indexed, "events": dict(stats.events), "transfer": transfer}
+        caller.reply(Report(pool=pool, jobs=self._runner.num_tasks))
+
+    def _check_role(self, request: Request) -> None:
+        needed = _COMPUTES[type(request)]
+        if self._config.role is not needed:
+            raise RequestRefused(
+                f"instance {self._config.name} has the role {self._config.role.value}, the request needs {needed.value}"
+            )
+
+
+def _pool(config: InstanceConfig, model: LoadedModel) -> MemPool:
+    return MemPool(model.layout, instance=config.name, hbm=config.hbm, dram=config.dram, device=config.device)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start, say so, serve. Errors of the start go to the parent, or to stderr as one line; the exit code is then 1."""
+    parser = argparse.ArgumentParser(prog="poolweave.serving.instance", description="Run one poolweave instance.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", metavar="FILE", help="TOML file with the instance's settings")
+    source.add_argument("--lifeline", metavar="FD", type=int, help="socket to the parent, which sends the settings")
+    options = parser.parse_args(arguments)
+    level = os.environ.get("POOLWEAVE_LOG_LEVEL", "WARNING").upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    line = None if options.lifeline is None else socket.socket(fileno=options.lifeline)
+    try:
+        config = load(options.config, InstanceConfig) if line is None else receive_config(line)
+        if line is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it stops us
+            end_with_parent(line)
+        instance = Instance(config)
+    except PoolweaveError as error:
+        _report(line, error)
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT) if line is None else (signal.SIGTERM,):
+        signal.signal(number, lambda signum, frame: instance.stop())
+    if line is None:
+        sys.stdout.write(instance.address + "\n")
+        sys.stdout.flush()
+    else:
+        say(line, Ready(instance.address))
+    try:
+        return instance.serve()
+    finally:
+        instance.close()
+
+
+def _report(line: socket.socket | None, error: PoolweaveError) -> None:
+    if line is None:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    else:
+        say(line, StartFailed(ErrorInfo.of(error)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

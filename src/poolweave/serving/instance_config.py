@@ -1,0 +1,86 @@
+"""Settings of one instance and of a cluster of them, as a TOML file spells them. Needs no torch."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from poolweave.errors import ConfigError
+from poolweave.serving.engine.config import EngineConfig
+from poolweave.types import parse_bytes
+
+Transport = Literal["shm", "tcp"]
+
+
+class Role(str, enum.Enum):
+    """Which phase of a request an instance computes."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceConfig:
+    """One process: its pool, its engine and where it listens.
+
+    `name` is the instance's in every address and message. `model`: "smollm2" or a local Hugging Face directory.
+    `listen` takes control messages; KV goes by the two transports, always both. `lease_s` bounds how long blocks
+    wait for a peer that says nothing. Raises ConfigError for values out of range.
+    """
+
+    name: str
+    role: Role
+    model: str = "smollm2"
+    dtype: str = "float32"
+    device: str = "cpu"
+    hbm: str | int = "512MiB"
+    dram: str | int = 0
+    listen: str = "tcp://127.0.0.1:0"
+    lease_s: float = 30.0
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "role", Role(self.role))
+        if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or len(self.name) > 64:
+            raise ConfigError(
+                f"instance name {self.name!r} must be 1 to 64 letters, digits, '-', '_' or '.'",
+                setting="name",
+                value=self.name,
+            )
+        for setting in ("hbm", "dram"):
+            parse_bytes(getattr(self, setting), setting)
+        if self.lease_s <= 0:
+            raise ConfigError(f"lease_s must be positive, got {self.lease_s}", setting="lease_s", value=self.lease_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The instances that one LocalCluster starts, and the transport between their pools.
+
+    Raises ConfigError for two instances of one name, and for prefill without decode or the other way round.
+    """
+
+    instances: tuple[InstanceConfig, ...]
+    transport: Transport = "shm"
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        names = Counter(instance.name for instance in self.instances)
+        doubled = [name for name, count in names.items() if count > 1]
+        if doubled:
+            raise ConfigError(f"two instances are named {doubled[0]!r}", setting="instances", value=doubled[0])
+        if not self.instances:
+            raise ConfigError("a cluster needs at least one instance", setting="instances")
+        roles = {instance.role for instance in self.instances}
+        if (Role.PREFILL in roles) != (Role.DECODE in roles):
+            raise ConfigError(
+                "prefill and decode instances need each other; add the other role or use 'colocated'",
+                setting="instances",
+            )
+        if self.transport not in ("shm", "tcp"):
+            raise ConfigError(
+                f"transport {self.transport!r} is neither 'shm' nor 'tcp'", setting="transport", value=self.transport
+            )

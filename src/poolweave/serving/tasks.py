@@ -1,0 +1,214 @@
+"""What an instance does for one request, phase by phase. A task owns its sequence's blocks until `release`.
+
+`begin` and `end` may wait for a peer and run on a worker; `prompt_computed` runs between two steps of the engine and
+must not. Knows no thread: JobRunner does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import ClassVar
+
+import numpy as np
+
+from poolweave.errors import PoolweaveError, TransferFailed
+from poolweave.index import Identity
+from poolweave.mempool import Blocks, MemPool
+from poolweave.serving.engine.sequence import Sequence
+from poolweave.serving.flows import CachedTokens, flow_named
+from poolweave.serving.messages import ErrorInfo, Finished, Job, Prefilled, Reply, Sent
+from poolweave.serving.rpc_server import Caller
+from poolweave.transfer import Transfer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all tasks of an instance share. `wait_s` bounds every wait for a peer that has no deadline of its own."""
+
+    pool: MemPool
+    identity: Identity
+    wait_s: float
+
+
+class Task:
+    """One request on one instance, as JobRunner drives it: begin, steps of the engine, end, release."""
+
+    prefills: ClassVar[bool] = True  # it computes a prompt, so it takes its turn at that
+
+    def __init__(self, workplace: Workplace, caller: Caller, job: Job) -> None:
+        self.caller = caller
+        self.job = job
+        self.pool = workplace.pool
+        self.flow = flow_named(job.flow)
+        self.ns = self.pool.namespace(dataclasses.replace(workplace.identity, salt=job.tenant))
+        self.block_tokens = self.pool.layout.block_tokens
+        self.cached_tokens = 0
+        self.sequence: Sequence | None = None
+        self._wait_s = workplace.wait_s
+
+    def begin(self) -> Sequence:
+        """What the engine is to run, prefix and all. May wait; raises what makes the request impossible."""
+        prompt = self.job.prompt()
+        blocks = self.flow.reuse(self.pool, prompt, self.ns)
+        self.cached_tokens = len(blocks) * self.block_tokens
+        self.sequence = Sequence(
+            request_id=self.job.request,
+            tokens=prompt.tolist(),
+            sampling=self.job.sampling,
+            num_computed=self.cached_tokens,
+            blocks=blocks,
+        )
+        return self.sequence
+
+    def prompt_computed(self) -> None:
+        """All of the prompt's KV is in blocks: the first token is about to go out. Does not wait."""
+        self.flow.keep_prompt(self.pool, self.computed(len(self.job.tokens) // 4))
+
+    def end(self) -> Reply:
+        """The sequence is finished: remember and send its KV as the flow wants. May wait; raises what failed."""
+        raise NotImplementedError
+
+    def cancelled(self) -> Reply:
+        """The last reply to a request that was cancelled before it began."""
+        return Finished(finish_reason="cancelled")
+
+    def release(self) -> None:
+        """Give back every block; idempotent."""
+        if self.sequence is not None:
+            blocks, self.sequence.blocks = self.sequence.blocks, Blocks.empty()
+            self.pool.free(blocks)
+
+    def computed(self, num_tokens: int | None = None) -> CachedTokens:
+        """The sequence's tokens whose KV is in blocks, or the first `num_tokens` of them."""
+        sequence = self.finished_sequence
+        count = sequence.num_computed if num_tokens is None else num_tokens
+        tokens = np.array(sequence.tokens[:count], np.int32)
+        return CachedTokens(tokens, sequence.blocks[: self.pool.layout.num_blocks(count)], self.ns)
+
+    @property
+    def finished_sequence(self) -> Sequence:
+        """The sequence; raises what it ended with when that was an error."""
+        assert self.sequence is not None, "a task ends after it began"
+        if self.sequence.error is not None:
+            raise self.sequence.error
+        return self.sequence
+
+    def wait(self, transfer: Transfer) -> Sent:
+        """Until the transfer is confirmed. Raises TransferFailed and its kinds, TransferTimeout among them."""
+        try:
+            report = transfer.result(self.patience())
+        except BaseException:
+            transfer.cancel()
+            raise
+        return Sent(
+            num_blocks=report.num_blocks,
+            pulled_blocks=report.pulled_blocks,
+            nbytes=report.nbytes,
+            calls=report.calls,
+            seconds=report.seconds,
+        )
+
+    def patience(self) -> float:
+        """Seconds that a peer may still take."""
+        if self.caller.deadline is None:
+            return self._wait_s
+        return max(0.0, min(self._wait_s, self.caller.deadline - time.monotonic()))
+
+
+class PrefillTask(Task):
+    """Compute a prompt and its first token, hand the KV to the decode instance."""
+
+    def __init__(self, workplace: Workplace, caller: Caller, job: Job, decode: str) -> None:
+        super().__init__(workplace, caller, job)
+        self._decode = decode
+
+    def begin(self) -> Sequence:
+        sequence = super().begin()
+        sequence.sampling = dataclasses.replace(self.job.sampling, max_new_tokens=1)
+        return sequence
+
+    def end(self) -> Prefilled:
+        reason = self._reason(self.finished_sequence)
+        if reason is not None:
+            return Prefilled(cached_tokens=self.cached_tokens, sent=Sent(), finish_reason=reason)
+        sent = self.wait(self.flow.hand_over(self.pool, self.computed(), self._decode, _tag(self.job)))
+        return Prefilled(cached_tokens=self.cached_tokens, sent=sent)
+
+    def cancelled(self) -> Prefilled:
+        return Prefilled(cached_tokens=0, sent=Sent(), finish_reason="cancelled")
+
+    def _reason(self, sequence: Sequence) -> str | None:
+        """Why the whole answer is over; None when only this instance's one token is."""
+        if sequence.finish_reason == "length" and self.job.sampling.max_new_tokens > 1:
+            return None
+        return sequence.finish_reason
+
+
+class DecodeTask(Task):
+    """Go on after the first token with KV that came from the prefill instance; perhaps send the answer's back."""
+
+    prefills = False
+
+    def __init__(self, workplace: Workplace, caller: Caller, job: Job, first: int, prefill: str) -> None:
+        super().__init__(workplace, caller, job)
+        self._first = first
+        self._prefill = prefill
+
+    def begin(self) -> Sequence:
+        prompt = self.job.prompt().tolist()
+        with self.pool.receive(_tag(self.job), timeout=self.patience()) as arrival:
+            blocks = arrival.take()
+        self.sequence = Sequence(
+            request_id=self.job.request,
+            tokens=[*prompt, self._first],
+            sampling=self.job.sampling,
+            num_prompt=len(prompt),
+            num_computed=len(prompt),
+            blocks=blocks,
+        )
+        self._check(len(blocks), self.pool.layout.num_blocks(len(prompt)))
+        return self.sequence
+
+    def prompt_computed(self) -> None:
+        """It came computed."""
+
+    def end(self) -> Finished:
+        reason = self.finished_sequence.finish_reason
+        assert reason is not None, "a task ends with its sequence"
+        if reason == "cancelled":
+            return Finished(finish_reason=reason)
+        kv = self.computed()
+        self.flow.keep_answer(self.pool, kv)
+        try:
+            transfer = self.flow.give_back(self.pool, kv, self._prefill)
+            sent = Sent() if transfer is None else self.wait(transfer)
+        except PoolweaveError as error:  # the answer is whole: only the next turn is slower
+            return Finished(finish_reason=reason, sent_error=ErrorInfo.of(error))
+        return Finished(finish_reason=reason, sent=sent)
+
+    def _check(self, num_blocks: int, expected: int) -> None:
+        if num_blocks != expected:
+            raise TransferFailed(
+                f"{num_blocks} blocks arrived for request {self.job.request}, its prompt has {expected}; "
+                "do both instances serve the same model?",
+                peer=self._prefill,
+                part="blocks",
+                reason="length",
+            )
+
+
+class CompleteTask(Task):
+    """Both phases here."""
+
+    def end(self) -> Finished:
+        reason = self.finished_sequence.finish_reason
+        assert reason is not None, "a task ends with its sequence"
+        if reason != "cancelled":
+            self.flow.keep_answer(self.pool, self.computed())
+        return Finished(finish_reason=reason, cached_tokens=self.cached_tokens)
+
+
+def _tag(job: Job) -> bytes:
+    """Under which the prompt's KV crosses; a request's name is unique, so its tag is."""
+    return job.request.encode()

@@ -1,0 +1,67 @@
+"""Clusters of real processes on small models, one a model and transport for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from ref_transformers import save_random_model
+
+from poolweave.serving.cluster import LocalCluster
+from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Role, Transport
+
+LEASE_S = 3.0
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where a model lies: a random one made once, or SmolLM2 unpacked from its wheel."""
+
+    @cache
+    def folder(kind: str) -> Path:
+        if kind != "smollm2":
+            return save_random_model(kind, tmp_path_factory.mktemp(kind))
+        from poolweave.serving.engine.smollm2 import smollm2_directory
+
+        return smollm2_directory()
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def settings(model_folder: Callable[[str], Path]) -> Callable[..., ClusterConfig]:
+    """One instance a role, small pools, a short lease."""
+
+    def make(kind: str, *roles: Role, transport: Transport = "shm", hbm: str = "24MiB") -> ClusterConfig:
+        template = InstanceConfig(name="x", role=Role.PREFILL, model=str(model_folder(kind)), hbm=hbm, lease_s=LEASE_S)
+        instances = tuple(replace(template, name=f"{kind}-{role.value}", role=role) for role in roles or tuple(Role))
+        return ClusterConfig(instances=instances, transport=transport)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def clusters(settings: Callable[..., ClusterConfig]) -> Iterator[Callable[..., LocalCluster]]:
+    """The running cluster of a model; the one before it is stopped, so that no more than one takes memory."""
+    running: dict[tuple[str, Transport], LocalCluster] = {}
+
+    def get(kind: str, transport: Transport = "shm") -> LocalCluster:
+        if (kind, transport) not in running:
+            stop()
+            hbm = "256MiB" if kind == "smollm2" else "24MiB"
+            running[kind, transport] = LocalCluster(settings(kind, transport=transport, hbm=hbm))
+        return running[kind, transport]
+
+    def stop() -> None:
+        while running:
+            running.popitem()[1].close()
+
+    yield get
+    stop()
