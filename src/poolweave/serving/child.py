@@ -54,7 +54,12 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.exit_code is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal that killed it."""
+        return self._process.poll()
 
     def wait_ready(self, timeout_s: float) -> str:
         """-> the address at which it takes control messages.

@@ -105,6 +105,7 @@ class Generation:
 
     def __init__(self, job: Job, route: Route, *, timeout_s: float, clock: Clock = time.monotonic) -> None:
         self.request = job.request
+        self.record: RequestRecord | None = None  # once the End event came
         self._job = job
         self._route = route
         self._clock = clock
@@ -132,11 +133,13 @@ class Generation:
             running.post(Cancel(self.request))
 
     def result(self) -> RequestRecord:
-        """Wait for the end, passing over the other events. Raises what iterating raises."""
+        """Wait for the end, passing over events not yet seen. Raises what iterating raises."""
         for event in self._events:
             if isinstance(event, End):
                 return event.record
-        raise PoolweaveError(f"request {self.request} was iterated to its end before result() was called")
+        if self.record is None:
+            raise PoolweaveError(f"request {self.request} failed or was left before result() was called")
+        return self.record
 
     def _run(self) -> Iterator[Event]:
         steps = self._both_phases() if self._route.decode is None else self._two_phases(self._route.decode)
@@ -152,7 +155,7 @@ class Generation:
     def _both_phases(self) -> Iterator[Event]:
         finished = yield from self._phase(self._route.prefill, Complete(self._job))
         assert isinstance(finished, Finished)
-        yield End(self._record(finished.finish_reason, finished.cached_tokens, Sent(), finished))
+        yield self._end(finished.finish_reason, finished.cached_tokens, Sent(), finished)
 
     def _two_phases(self, decode: RpcClient) -> Iterator[Event]:
         prefill = self._route.prefill
@@ -167,7 +170,7 @@ class Generation:
             finished = yield from self._phase(decode, Decode(self._job, self._answer[0], prefill.peer))
             assert isinstance(finished, Finished)
             reason = finished.finish_reason
-        yield End(self._record(reason, prefilled.cached_tokens, prefilled.sent, finished))
+        yield self._end(reason, prefilled.cached_tokens, prefilled.sent, finished)
 
     def _phase(self, client: RpcClient, request: Request) -> Generator[Event, None, Reply]:
         """Token events of one phase; returns its final reply."""
@@ -190,9 +193,9 @@ class Generation:
     def _elapsed(self) -> float:
         return self._clock() - self._start
 
-    def _record(self, reason: str, cached: int, to_decode: Sent, finished: Finished | None) -> RequestRecord:
+    def _end(self, reason: str, cached: int, to_decode: Sent, finished: Finished | None) -> End:
         error: ErrorInfo | None = finished.sent_error if finished else None
-        return RequestRecord(
+        self.record = RequestRecord(
             request=self.request,
             flow=self._job.flow,
             num_prompt=len(self._job.tokens) // 4,
@@ -205,3 +208,4 @@ class Generation:
             jct_s=self._last_s,
             return_error=error.error() if error else None,
         )
+        return End(self.record)

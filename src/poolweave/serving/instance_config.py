@@ -43,6 +43,9 @@ class InstanceConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
+        if self.role not in tuple(Role):
+            roles = ", ".join(role.value for role in Role)
+            raise ConfigError(f"role {self.role!r} is not one of {roles}", setting="role", value=self.role)
         object.__setattr__(self, "role", Role(self.role))
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or len(self.name) > 64:
             raise ConfigError(

@@ -1,0 +1,139 @@
+"""The command `poolweave` as a user runs it: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import poolweave
+
+pytestmark = pytest.mark.multiproc
+
+COMMAND = [sys.executable, "-c", "from poolweave.serving.cli import main; main()"]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+def test_version() -> None:
+    result = run("version")
+    assert (result.returncode, result.stdout) == (0, poolweave.__version__ + "\n")
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert all(name in result.stdout for name in ("demo", "doctor", "version"))
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    result = run("demo", "--flow", "x")
+    assert result.returncode == 2
+    assert "--flows" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("doctor",), ("doctor", "--json")])
+def test_doctor(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 0, result.stdout
+    assert json.loads(result.stdout)["ok"] if "--json" in arguments else "vm.max_map_count" in result.stdout
+
+
+@pytest.mark.parametrize("module", ["typer", "rich", "matplotlib", "transformers"])
+def test_a_missing_extra_is_said_with_the_command_that_installs_it(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('hidden', name={module!r})\n")
+    result = run("demo", "--model", str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith(f"poolweave: this needs the package {module}, which is not installed: pip install")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--flows", "pd-basic,pd-nine"), "ConfigError: flow 'pd-nine' is not one of pd-basic"),
+        (("--transport", "pigeon"), "ConfigError: transport 'pigeon' is neither 'shm' nor 'tcp'"),
+        (("--turns", "0"), "ConfigError: turns must be at least 1, got 0"),
+        (("--sessions", "/nowhere.jsonl"), "ConfigError: cannot read the sessions file /nowhere.jsonl"),
+        (("--config", "/nowhere.toml"), "ConfigError: cannot read the config file /nowhere.toml"),
+        (("--out", "/proc/here"), "ConfigError: cannot make the folder /proc/here"),
+        (("--model", "/nowhere/model"), "ModelNotFound: /nowhere/model is no directory"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line_and_exit_code_1(
+    tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    out = () if "--out" in arguments else ("--out", str(tmp_path))
+    result = run("demo", *out, *arguments)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"poolweave: {says}"), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_misspelt_key_of_the_config_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "demo.toml"
+    file.write_text("tuns = 2\n")
+    result = run("demo", "--config", str(file))
+    assert result.returncode == 1
+    assert result.stderr == f"poolweave: ConfigError: {file}: unknown key 'tuns'; did you mean 'turns'?\n"
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_a_small_demo_ends_with_a_table_a_picture_and_a_json(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from ref_transformers import save_random_model, save_tokenizer
+
+    model = save_tokenizer(save_random_model("llama", tmp_path / "model"))
+    config = tmp_path / "demo.toml"
+    config.write_text(f'model = "{model}"\nmax_new_tokens = 6\nhbm = "64MiB"\nturns = 3\nmax_sessions = 1\n')
+    result = run("demo", "--config", str(config), "--out", str(tmp_path / "out"), "--max-sessions", "3", "--turns", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for line in ("pd-basic", "pd-caching-3", "colocated", "every flow gives the same tokens", "MiB", "TTFT", "JCT"):
+        assert line in result.stdout
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert found["complete"]
+    assert found["as_predicted"]
+    assert found["equal_tokens"]
+    assert [flow["flow"] for flow in found["flows"]] == [
+        "pd-basic", "pd-caching-1", "pd-caching-2", "pd-caching-3", "colocated",
+    ]  # fmt: skip
+    assert all(flow["requests"] == 6 for flow in found["flows"])
+    assert len(found["requests"]) == 30
+    assert found["settings"]["max_sessions"] == 3, "an option goes before the file"
+    assert found["settings"]["max_new_tokens"] == 6
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_a_demo_whose_requests_fail_says_so_and_exits_with_1(tmp_path: Path) -> None:
+    """A prompt longer than the model's positions fails its session; the others are answered."""
+    pytest.importorskip("torch")
+    from ref_transformers import save_random_model, save_tokenizer
+
+    model = save_tokenizer(save_random_model("llama", tmp_path / "model"))
+    rows = [{"session": "fits", "turn": 0, "user": "hi"}, {"session": "too long", "turn": 0, "user": "x" * 2000}]
+    sessions = tmp_path / "sessions.jsonl"
+    sessions.write_text("\n".join(json.dumps(row) for row in rows))
+    result = run(
+        "demo", "--model", str(model), "--sessions", str(sessions), "--flows", "pd-caching-3", "--transport", "tcp",
+        "--max-new-tokens", "4", "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "not so: every request was answered (1 times)" in result.stdout
+    assert "too long turn 1" in result.stdout
+    found = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert not found["complete"]
+    assert [row.get("answer_tokens") for row in found["requests"]] == [4, None]
