@@ -161,14 +161,15 @@ class Generation:
         prefill = self._route.prefill
         prefilled = yield from self._phase(prefill, Prefill(self._job, decode.peer))
         assert isinstance(prefilled, Prefilled)
-        finished = None
+        finished: Finished | None = None
         reason = prefilled.finish_reason
         if reason is None and self._cancelled:
             reason = "cancelled"
         if reason is None:
             yield HandedOver(prefilled.cached_tokens, prefilled.sent, self._elapsed())
-            finished = yield from self._phase(decode, Decode(self._job, self._answer[0], prefill.peer))
-            assert isinstance(finished, Finished)
+            reply = yield from self._phase(decode, Decode(self._job, self._answer[0], prefill.peer))
+            assert isinstance(reply, Finished)
+            finished = reply
             reason = finished.finish_reason
         yield self._end(reason, prefilled.cached_tokens, prefilled.sent, finished)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from poolweave.config import load
 from poolweave.errors import PoolweaveError, RequestRefused
-from poolweave.mempool import MemPool
+from poolweave.mempool import MemPool, PoolConfig
 from poolweave.serving.engine import LoadedModel, TorchEngine, load_model
 from poolweave.serving.instance_config import InstanceConfig, Role
 from poolweave.serving.job_runner import JobRunner
@@ -44,6 +44,7 @@ from poolweave.serving.messages import (
 )
 from poolweave.serving.rpc_server import Caller, RpcServer
 from poolweave.serving.tasks import CompleteTask, DecodeTask, PrefillTask, Workplace
+from poolweave.transfer import TransferConfig
 from poolweave.types import Tier
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,10 @@ class Instance:
 
 
 def _pool(config: InstanceConfig, model: LoadedModel) -> MemPool:
-    return MemPool(model.layout, instance=config.name, hbm=config.hbm, dram=config.dram, device=config.device)
+    transfer = TransferConfig(listen=("shm", "tcp"), lease_s=config.lease_s)
+    settings = PoolConfig(transfer=transfer)
+    sizes = {"hbm": config.hbm, "dram": config.dram}
+    return MemPool(model.layout, instance=config.name, device=config.device, config=settings, **sizes)
 
 
 def main(arguments: list[str] | None = None) -> int:
