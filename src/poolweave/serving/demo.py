@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import platform
@@ -39,8 +40,8 @@ class DemoConfig:
     flows: tuple[str, ...] = tuple(FLOWS)
     model: str = "smollm2"
     turns: int = 3
-    max_sessions: int = 8
-    max_new_tokens: int = 32
+    max_sessions: int = 6
+    max_new_tokens: int = 24
     transport: Transport = "shm"
     hbm: str | int = "512MiB"
     timeout_s: float = 120.0
@@ -90,10 +91,11 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> int:
     sessions = config.chosen_sessions()
     out = _folder(config.out)
     settings = config.cluster()
+    importlib.import_module("matplotlib")  # needed at the end: miss it now
     with console.status(f"starting {len(settings.instances)} processes with {config.model} ..."):
+        chat = load_chat(config.model)
         cluster = LocalCluster(settings)
     with cluster:
-        chat = load_chat(config.model)
         ready_s = time.monotonic() - started
         runs = _run_flows(config, cluster, sessions, chat, console)
         welcome = cluster.welcome()

@@ -9,6 +9,7 @@ It ends on SIGTERM, and with its parent when that started it with a lifeline. St
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import secrets
@@ -16,14 +17,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from poolweave.config import load
 from poolweave.errors import PoolweaveError, RequestRefused
 from poolweave.mempool import MemPool, PoolConfig
-from poolweave.serving.engine import LoadedModel, TorchEngine, load_model
 from poolweave.serving.instance_config import InstanceConfig, Role
 from poolweave.serving.job_runner import JobRunner
 from poolweave.serving.lifeline import Ready, StartFailed, end_with_parent, receive_config, say
@@ -47,13 +47,16 @@ from poolweave.serving.tasks import CompleteTask, DecodeTask, PrefillTask, Workp
 from poolweave.transfer import TransferConfig
 from poolweave.types import Tier
 
+if TYPE_CHECKING:
+    from poolweave.serving.engine import LoadedModel
+
 logger = logging.getLogger(__name__)
 
 _COMPUTES = {Prefill: Role.PREFILL, Decode: Role.DECODE, Complete: Role.COLOCATED}
 
 
 class Instance:
-    """Model, pool, engine and control server of one process. Binds first: a taken port is known before a model loads.
+    """Model, pool, engine and control server of one process. Binds first: a taken port is known before torch loads.
 
     Raises AddressInUse, ConfigError, ModelNotFound and what else loading a model raises; then nothing is left open.
     """
@@ -63,6 +66,8 @@ class Instance:
         self._broken = False
         self._server = RpcServer(config.listen, secrets.randbits(63) | 1, name=config.name)
         try:
+            from poolweave.serving.engine import TorchEngine, load_model
+
             self._model = load_model(config.model, config.dtype, config.device)
             self._pool = _pool(config, self._model)
             try:
@@ -194,7 +199,13 @@ def main(arguments: list[str] | None = None) -> int:
     except PoolweaveError as error:
         _report(line, error)
         return 1
-    for number in (signal.SIGTERM, signal.SIGINT) if line is None else (signal.SIGTERM,):
+    return _serve(instance, line)
+
+
+def _serve(instance: Instance, line: socket.socket | None) -> int:
+    """Until a signal; -> the exit code. Afterwards nothing refers to the instance any more."""
+    signals = (signal.SIGTERM, signal.SIGINT) if line is None else (signal.SIGTERM,)
+    for number in signals:
         signal.signal(number, lambda signum, frame: instance.stop())
     if line is None:
         sys.stdout.write(instance.address + "\n")
@@ -204,6 +215,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return instance.serve()
     finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
         instance.close()
 
 
@@ -215,4 +228,6 @@ def _report(line: socket.socket | None, error: PoolweaveError) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.collect()  # views and ranges first, the native module after them
+    sys.exit(code)

@@ -14,12 +14,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from poolweave.errors import DuplicateTransfer, InstanceClosed, PoolweaveError
-from poolweave.serving.engine.engine import Emitted, TorchEngine
 from poolweave.serving.engine.sequence import Sequence
 from poolweave.serving.messages import Emit, ErrorInfo, Failure, Reply
 from poolweave.serving.tasks import Task
+
+if TYPE_CHECKING:
+    from poolweave.serving.engine.engine import Emitted, TorchEngine
 
 logger = logging.getLogger(__name__)
 
