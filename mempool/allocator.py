@@ -92,7 +92,7 @@ class Allocator:
         return None
 
     def _require_possible(self, num_blocks: int, tier: Tier) -> None:
-        if num_blocks > sum(self._space.table.counts(n).limit for n in self._numbers(tier)):
+        if num_blocks > sum(self._space.tiers[number].cap_slots for number in self._numbers(tier)):
             raise self.out_of_blocks(num_blocks, tier, OutOfBlocks, "")
 
     def _numbers(self, tier: Tier) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
-from typing import Literal
+from multiprocessing.reduction import DupFd
+from typing import Any, Literal
 
 from poolweave.errors import ConfigError
 from poolweave.mempool import _native
@@ -69,6 +71,10 @@ class Arena:
         """What attach() takes in the other process. The arena owns them."""
         return self._native.data_fd, self._native.ledger_fd
 
+    def __reduce__(self) -> Any:
+        """Passing an arena to a process that multiprocessing spawns opens it there too."""
+        return _attach_passed, tuple(DupFd(fd) for fd in self.descriptors)
+
     @property
     def page_bytes(self) -> int:
         return self._native.page_bytes
@@ -107,3 +113,12 @@ class Arena:
     def check(self) -> None:
         """Raises RuntimeError when an invariant does not hold."""
         self._native.check()
+
+
+def _attach_passed(data: Any, ledger: Any) -> Arena:
+    descriptors = data.detach(), ledger.detach()
+    try:
+        return Arena.attach(*descriptors)
+    finally:
+        for fd in descriptors:
+            os.close(fd)

@@ -18,6 +18,7 @@ from poolweave.errors import ConfigError, InstanceClosed, OutOfBlocks, UnknownBl
 from poolweave.index import Identity, RadixIndex
 from poolweave.mempool._native import BlockTable
 from poolweave.mempool.allocator import Allocator
+from poolweave.mempool.arena import Arena
 from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.catalogue import Catalogue, Indexed
 from poolweave.mempool.config import PoolConfig
@@ -27,6 +28,7 @@ from poolweave.mempool.name_lock import NameLock
 from poolweave.mempool.received import Received
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.resizer import Resizer
+from poolweave.mempool.shared_tier import SharedTierMemory
 from poolweave.mempool.space import DRAM, HBM, BlockSpace
 from poolweave.mempool.stats import PoolStats, TierStats
 from poolweave.mempool.store import PoolStore
@@ -47,10 +49,11 @@ class MemPool:
     """
 
     def __init__(
-        self, layout: KVLayout, *, instance: str | None = None, hbm: int | str, dram: int | str = 0,
+        self, layout: KVLayout, *, instance: str | None = None, hbm: int | str | Arena, dram: int | str | Arena = 0,
         device: str = "cpu", config: PoolConfig | None = None,
     ) -> None:  # fmt: skip
         """`hbm` and `dram` are sizes in bytes or like "2GiB"; 0 means no DRAM tier. On device "cpu" HBM is host memory.
+        An Arena instead of a size is drawn on page by page, together with its other users, in any process.
 
         Raises ConfigError for sizes that hold no block, AddressInUse when a live pool owns the name `instance` (None: a
         random one).
@@ -202,6 +205,10 @@ class MemPool:
                 self._resizer.resize(number, parse_bytes(size, name))
         self._allocator.released(1)
 
+    def trim(self) -> None:
+        """Give pages above the highest block in use back to the arenas that tiers share with others."""
+        self._resizer.trim()
+
     # --- transfers ------------------------------------------------------------------------------------------
 
     @property
@@ -272,6 +279,7 @@ class MemPool:
 
     def stats(self) -> PoolStats:
         """A frozen snapshot."""
+        self._require_open()
         space = self._space
         with space.lock:
             tiers = {memory.tier: _tier_stats(space, number, memory) for number, memory in space.tiers.items()}
@@ -318,10 +326,15 @@ class MemPool:
         return blocks.array
 
     def _number(self, tier: Tier) -> int:
+        self._require_open()
         numbers = [number for number in self._space.tiers if TIERS[number] == tier]
         if not numbers:
             raise ConfigError(f"tier {tier} is none of this pool's", setting="tier", value=str(tier))
         return numbers[0]
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InstanceClosed("this pool was closed before")
 
     def _memory(self, tier: Tier) -> TierMemory:
         return self._space.tiers[self._number(tier)]
@@ -333,16 +346,21 @@ class MemPool:
             return  # the pool went first, and the references with it
 
 
-def _build_space(layout: KVLayout, hbm: int | str, dram: int | str, config: PoolConfig) -> BlockSpace:
+def _build_space(
+    layout: KVLayout, hbm: int | str | Arena, dram: int | str | Arena, config: PoolConfig
+) -> BlockSpace:  # fmt: skip
     sizes = {HBM: ("hbm", hbm, config.max_hbm), DRAM: ("dram", dram, config.max_dram)}
     tiers: dict[int, TierMemory] = {}
     for number, (name, size, most) in sizes.items():
-        nbytes = parse_bytes(size, name)
-        if number == DRAM and nbytes == 0:
-            continue
         max_bytes = None if most is None else parse_bytes(most, f"max_{name}")
-        tier_size = TierSize.of(name, nbytes, max_bytes, config.page_bytes)
-        tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
+        if isinstance(size, Arena):
+            max_bytes = max_bytes or size.stats().capacity_bytes
+            tiers[number] = SharedTierMemory(
+                TIERS[number], layout, TierSize(name, max_bytes, max_bytes, size.page_bytes), size
+            )
+        elif number == HBM or parse_bytes(size, name):
+            tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
+            tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
     return BlockSpace(layout, BlockTable(*limits), tiers, RadixIndex(layout.block_tokens), config.copy_threads)
 
@@ -352,5 +370,5 @@ def _tier_stats(space: BlockSpace, number: int, memory: TierMemory) -> TierStats
     return TierStats(
         tier=memory.tier, total=c.limit, free=c.free, active=c.used - c.historical - c.limbo - c.reserved,
         historical=c.historical, pinned=c.pinned, leased=c.leased, limbo=c.limbo, overhang=c.overhang,
-        largest_run=space.table.longest_free_run(number), memory=memory.stats(),
+        largest_run=space.table.longest_free_run(number), mapped_bytes=memory.mapped_bytes, memory=memory.stats(),
     )  # fmt: skip

@@ -21,6 +21,8 @@ class Reclaimer:
     def make_room(self, num_blocks: int, mask: int) -> bool:
         """Room for `num_blocks` in the tiers of `mask`, with one eviction pass at most. False when it cannot be."""
         free, evictable = self.supply(mask)
+        if free < num_blocks and self._extend(num_blocks - free, mask):
+            free, evictable = self.supply(mask)
         if free >= num_blocks:
             return True
         if free + evictable < num_blocks:
@@ -30,6 +32,16 @@ class Reclaimer:
             needed -= self.demote(needed)
         self.drop(needed, mask, "evicted")
         return self.supply(mask)[0] >= num_blocks
+
+    def _extend(self, num_blocks: int, mask: int) -> bool:
+        """Where memory comes on demand, get some more before anything is evicted."""
+        space = self._space
+        grown = False
+        for number, memory in space.tiers.items():
+            if mask >> number & 1 and memory.extend(num_blocks):
+                space.table.set_limit(number, memory.num_slots)
+                grown = True
+        return grown
 
     def supply(self, mask: int) -> tuple[int, int]:
         """Blocks free and evictable in the tiers of `mask`."""
@@ -43,6 +55,8 @@ class Reclaimer:
         if not len(victims):
             return 0
         room = space.table.counts(DRAM).free
+        if room < len(victims) and self._extend(len(victims) - room, 1 << DRAM):
+            room = space.table.counts(DRAM).free
         if room < len(victims):
             self.drop(len(victims) - room, 1 << DRAM, "evicted", hidden=False)
             victims = victims[: space.table.counts(DRAM).free]

@@ -6,6 +6,7 @@ import numpy as np
 
 from poolweave.errors import ConfigError
 from poolweave.mempool.reclaim import Reclaimer
+from poolweave.mempool.shared_tier import SharedTierMemory
 from poolweave.mempool.space import DRAM, HBM, BlockSpace
 from poolweave.mempool.tiers import TIERS
 
@@ -29,15 +30,28 @@ class Resizer:
                 )
             memory = space.tiers[number]
             slots = memory.slots_for(nbytes)
-            if slots >= memory.num_slots:
-                memory.grow(slots)
-                space.table.set_limit(number, slots)
-                if not space.table.counts(number).overhang:
-                    self.draining.discard(number)
+            if slots < memory.num_slots:
+                self._shrink(number, slots)
+                memory.cap_slots = slots
                 return
-            space.table.set_limit(number, slots)
-            self.draining.add(number)
-            self.drain(number)
+            memory.grow(slots)
+            space.table.set_limit(number, memory.num_slots)
+            if not space.table.counts(number).overhang:
+                self.draining.discard(number)
+
+    def trim(self) -> None:
+        """Give the memory above the highest block in use back to the arenas that tiers share with others."""
+        space = self._space
+        with space.lock:
+            for number, memory in space.tiers.items():
+                end = space.table.used_end(number)
+                if isinstance(memory, SharedTierMemory) and end < memory.num_slots:
+                    self._shrink(number, end)
+
+    def _shrink(self, number: int, num_slots: int) -> None:
+        self._space.table.set_limit(number, num_slots)
+        self.draining.add(number)
+        self.drain(number)
 
     def drain_all(self) -> None:
         """Blocks were freed: go on with what is under way."""

@@ -82,9 +82,10 @@ class BlockSpace:
         return freed
 
     def close(self) -> None:
-        """From now on every use of the table raises InstanceClosed. Views and memory live on until dropped."""
+        """From now on every use of the table raises InstanceClosed. Views keep the memory they show."""
         with self.lock:
             self.table = cast(BlockTable, _ClosedTable())
+            self.tiers = {}
 
     def check(self) -> None:
         """Raises when an invariant of the parts, or between them, does not hold. Call it while no operation runs."""

@@ -17,7 +17,8 @@ class TierStats:
 
     `total`: what may be allocated; `free`: of it now; `active`: any reference but the index's; `historical`: the
     index's only, so evictable; `pinned`: active and indexed; `leased`: places on loan; `limbo`: on loan, left by their
-    block; `overhang`: still above a lowered size; `largest_run`: of free neighbours.
+    block; `overhang`: still above a lowered size; `largest_run`: of free neighbours; `memory`: of the arena, with all
+    its ranges.
     """
 
     tier: Tier
@@ -30,15 +31,12 @@ class TierStats:
     limbo: int
     overhang: int
     largest_run: int
+    mapped_bytes: int
     memory: ArenaStats
 
     @property
     def evictable(self) -> int:
         return self.historical
-
-    @property
-    def mapped_bytes(self) -> int:
-        return self.memory.held_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

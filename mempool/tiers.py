@@ -16,7 +16,7 @@ from poolweave.transfer import KVLayout, Region
 from poolweave.types import Tier
 
 TIERS = (Tier.HBM, Tier.DRAM)  # by the core's tier number: the fastest first
-_MAX_SLOTS = (1 << 30) - 1
+MAX_SLOTS = (1 << 30) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class TierSize:
     def slots(self, layout: KVLayout, nbytes: int) -> int:
         """Blocks that fit `nbytes`."""
         slots = nbytes // layout.block_bytes
-        if slots < 1 or slots > _MAX_SLOTS:
+        if slots < 1 or slots > MAX_SLOTS:
             raise ConfigError(
-                f"{self.setting}={nbytes} bytes holds {slots} blocks of {layout.block_bytes}: not in [1, {_MAX_SLOTS}]",
+                f"{self.setting}={nbytes} bytes holds {slots} blocks of {layout.block_bytes}: not in [1, {MAX_SLOTS}]",
                 setting=self.setting, value=nbytes, limit=layout.block_bytes,
             )  # fmt: skip
         if nbytes > self.max_bytes:
@@ -53,17 +53,18 @@ class TierSize:
 class TierMemory:
     """Slots [0, num_slots) have memory; views span the maximum, so growing never moves them.
 
-    Memory is counted in whole pages: the last one may reach past the size asked for. A layered tier is static, because
-    each of its planes spans all slots. One caller at a time changes it (the pool, under its lock).
+    `cap_slots` is what num_slots may become without another resize. Memory is counted in whole pages: the last one may
+    reach past the size asked for. A layered tier is static, because each of its planes spans all slots. One caller at a
+    time changes it (the pool, under its lock).
     """
 
     def __init__(self, tier: Tier, layout: KVLayout, size: TierSize, config: PoolConfig) -> None:
         self.tier = tier
         self.layout = layout
         self._size = size
-        self.num_slots = size.slots(layout, size.nbytes)
+        self.num_slots = self.cap_slots = size.slots(layout, size.nbytes)
         static = layout.order == "layered"
-        self.max_slots = self.num_slots if static else min(size.max_bytes // layout.block_bytes, _MAX_SLOTS)
+        self.max_slots = self.num_slots if static else min(size.max_bytes // layout.block_bytes, MAX_SLOTS)
         span = self.max_slots * layout.block_bytes
         self._arena = Arena(
             self._page_end(self.num_slots) * size.page_bytes, capacity=span, page_bytes=size.page_bytes,
@@ -88,13 +89,27 @@ class TierMemory:
 
     def grow(self, num_slots: int) -> None:
         """Back slots [0, num_slots). Raises what the system says; then nothing changed."""
-        pages = self._page_end(num_slots)
-        self._arena.set_budget(max(pages * self._arena.page_bytes, self._arena.stats().budget_bytes))
-        self._range.ensure(0, pages)
-        self.num_slots = num_slots
+        pages, page = self._page_end(num_slots), self._arena.page_bytes
+        before = self._arena.stats().budget_bytes
+        self._arena.set_budget(max(before, (pages + self._range.num_mapped_from(pages)) * page))
+        try:
+            self._range.ensure(0, pages)
+        except BaseException:
+            self._arena.set_budget(before)
+            raise
+        self.num_slots = self.cap_slots = num_slots
+
+    def extend(self, num_blocks: int) -> bool:
+        """Back up to `num_blocks` slots more where memory comes on demand. True when there are more now."""
+        return False
 
     def shrink(self, num_slots: int, occupied: npt.NDArray[np.uint32]) -> None:
         """Return the memory of all slots from `num_slots` on but the `occupied` ones (ascending)."""
+        self._drop(num_slots, occupied)
+        self._arena.set_budget(self._page_end(num_slots) * self._arena.page_bytes)
+        self.num_slots = self.cap_slots = num_slots
+
+    def _drop(self, num_slots: int, occupied: npt.NDArray[np.uint32]) -> None:
         page, nbytes = self._arena.page_bytes, self.layout.block_bytes
         first = self._page_end(num_slots)
         for slot in occupied.tolist():
@@ -103,8 +118,6 @@ class TierMemory:
                 self._range.drop(first, before - first)
             first = max(first, self._page_end(slot + 1))
         self._range.drop(first, self._range.num_pages - first)
-        self._arena.set_budget(self._page_end(num_slots) * page)
-        self.num_slots = num_slots
 
     def view(self) -> npt.NDArray[np.generic]:
         """`[max_slots, layers, parts, block_tokens, heads, dim]` over the range, which it keeps alive; no copy.
@@ -122,6 +135,10 @@ class TierMemory:
         if layout.order == "aggregated":
             return TierGeometry(self._range.address, layout.block_bytes, layout.plane_bytes)
         return TierGeometry(self._range.address, layout.plane_bytes, self.max_slots * layout.plane_bytes)
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self._range.num_mapped * self._arena.page_bytes
 
     def stats(self) -> ArenaStats:
         return self._arena.stats()

@@ -56,6 +56,7 @@ void register_arena(nb::module_& m) {
             const std::uint32_t page = range.page_at(index);
             return page == kNoPage ? -1 : std::int64_t{page};
         }, "index"_a, "The arena page behind page `index`, or -1.")
+        .def("num_mapped_from", &Range::num_mapped_from, "first"_a)
         .def("check", &Range::check)
         .def("buffer", [](nb::handle_t<Range> self) {
             const Range& range = nb::cast<const Range&>(self);

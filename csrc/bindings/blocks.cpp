@@ -115,6 +115,7 @@ void register_blocks(nb::module_& m) {
         .def("set_limit", &Table::set_limit, "tier"_a, "limit"_a)
         .def("evictable_overhang", &Table::evictable_overhang, "tier"_a)
         .def("overhang", &Table::overhang, "tier"_a)
+        .def("used_end", &Table::used_end, "tier"_a)
         .def("counts", &Table::counts, "tier"_a)
         .def("longest_free_run", &Table::longest_free_run, "tier"_a)
         .def_prop_ro("num_live", &Table::num_live)

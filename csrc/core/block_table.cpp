@@ -315,6 +315,14 @@ std::vector<std::uint32_t> BlockTable::overhang(unsigned tier) const {
     return found;
 }
 
+std::uint32_t BlockTable::used_end(unsigned tier) const {
+    const std::lock_guard lock(mutex_);
+    const std::vector<Slot>& slots = stores_.at(tier).slots;
+    std::size_t end = slots.size();
+    while (end > 0 && slots[end - 1].owner == kNobody) --end;
+    return static_cast<std::uint32_t>(end);
+}
+
 // --- questions ---------------------------------------------------------------------------------------------
 
 bool BlockTable::is_evictable(std::uint64_t handle, unsigned mask) const noexcept {

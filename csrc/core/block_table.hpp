@@ -84,6 +84,8 @@ class BlockTable {
     // Evictable blocks at or above the limit; occupied slots there, ascending.
     std::vector<std::uint64_t> evictable_overhang(unsigned tier) const;
     std::vector<std::uint32_t> overhang(unsigned tier) const;
+    // One more than the highest occupied slot.
+    std::uint32_t used_end(unsigned tier) const;
 
     bool is_evictable(std::uint64_t handle, unsigned mask) const noexcept;
     TierCounts counts(unsigned tier) const;

@@ -162,6 +162,12 @@ std::uint64_t Range::num_mapped() const {
     return num_mapped_;
 }
 
+std::uint64_t Range::num_mapped_from(std::uint64_t first) const {
+    const std::lock_guard lock(mutex_);
+    const auto begin = table_.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(first, table_.size()));
+    return static_cast<std::uint64_t>(std::count_if(begin, table_.end(), [](std::uint32_t page) { return page != kNoPage; }));
+}
+
 std::uint32_t Range::page_at(std::uint64_t index) const {
     const std::lock_guard lock(mutex_);
     return index < table_.size() ? table_[index] : kNoPage;

@@ -39,6 +39,7 @@ class Range {
     std::uint64_t nbytes() const noexcept { return nbytes_; }
     std::uint64_t num_pages() const noexcept { return table_.size(); }
     std::uint64_t num_mapped() const;
+    std::uint64_t num_mapped_from(std::uint64_t first) const;
     // The arena page behind page `index` of the range; kNoPage when there is none.
     std::uint32_t page_at(std::uint64_t index) const;
     bool sole() const noexcept { return sole_; }
