@@ -30,8 +30,13 @@ class Links:
             if self._closed:
                 raise InstanceClosed("this pool was closed before")
             if self._engine is None:
-                self._engine = TransferEngine(self._instance, self._store, self._config)
+                self._engine = TransferEngine(self._instance, self._store, self._config or self._default())
             return self._engine
+
+    def _default(self) -> TransferConfig:
+        """Shared memory, or TCP where a tier's pages lie scattered in a shared arena."""
+        mappable = all(region.fd >= 0 for region in self._store.regions())
+        return TransferConfig(listen="shm" if mappable else "tcp")
 
     def prompt(self, tokens: Int32Array, blocks: UInt64Array, ns: int | None) -> tuple[Int32Array, bytes]:
         """Tokens and identity of a shipment that is to be indexed. Raises ConfigError when blocks do not fit."""
