@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 
 import numpy as np
 
@@ -16,42 +15,44 @@ _MOST_KEPT = 1 << 16
 
 
 class ChecksumCache:
-    """XXH3-64 by handle, least recently used first out. Thread-safe."""
+    """XXH3-64 by handle, oldest first out. Thread-safe."""
 
     def __init__(self, memory: OwnMemory, threads: int) -> None:
         self._memory = memory
         self._threads = threads
         self._lock = threading.Lock()
-        self._known: OrderedDict[int, int] = OrderedDict()
+        self._known: dict[int, int] = {}
 
     def of_loan(self, loan: Loan, num_whole: int) -> UInt64Array:
         """One checksum a block. The first `num_whole` are full blocks and are remembered; a partial one may grow."""
-        hashes = np.zeros(len(loan.blocks), np.uint64)
-        missing = self._look_up(loan, num_whole, hashes)
+        handles = loan.blocks.tolist()
+        hashes = np.empty(len(handles), np.uint64)
+        known = self._known
+        missing = [i for i, handle in enumerate(handles) if i >= num_whole or handle not in known]
+        if len(missing) == len(handles):
+            hash_blocks(self._memory.extents(loan.tiers, loan.slots), 0, self._threads, hashes)
+        else:
+            with self._lock:
+                found = [known.get(handle, 0) for handle in handles]
+            hashes[:] = found
+            missing = [i for i, value in enumerate(found) if i >= num_whole or not value]
+            self._fill(loan, missing, hashes)
+        if missing:
+            self._remember(handles, missing, num_whole, hashes)
+        return hashes
+
+    def _fill(self, loan: Loan, missing: list[int], hashes: UInt64Array) -> None:
         if missing:
             rows = np.asarray(missing)
             fresh = np.empty(len(missing), np.uint64)
             hash_blocks(self._memory.extents(loan.tiers[rows], loan.slots[rows]), 0, self._threads, fresh)
             hashes[rows] = fresh
-            self._remember(loan, missing, num_whole, fresh)
-        return hashes
 
-    def _look_up(self, loan: Loan, num_whole: int, hashes: UInt64Array) -> list[int]:
-        missing = []
+    def _remember(self, handles: list[int], rows: list[int], num_whole: int, hashes: UInt64Array) -> None:
+        values = hashes.tolist()
         with self._lock:
-            for i, handle in enumerate(loan.blocks.tolist()):
-                known = self._known.get(handle) if i < num_whole else None
-                if known is None:
-                    missing.append(i)
-                else:
-                    hashes[i] = known
-                    self._known.move_to_end(handle)
-        return missing
-
-    def _remember(self, loan: Loan, rows: list[int], num_whole: int, fresh: UInt64Array) -> None:
-        with self._lock:
-            for i, value in zip(rows, fresh.tolist(), strict=True):
+            for i in rows:
                 if i < num_whole:
-                    self._known[int(loan.blocks[i])] = value
+                    self._known[handles[i]] = values[i]
             while len(self._known) > _MOST_KEPT:
-                self._known.popitem(last=False)
+                del self._known[next(iter(self._known))]

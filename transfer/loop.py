@@ -30,7 +30,7 @@ class Loop:
         self._tick = tick
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
-        self._wakes_at = math.inf
+        self._wakes_at = 0.0  # tick at once
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))  # for handlers to receive into; the loop's thread only
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -89,9 +89,10 @@ class Loop:
     def _run(self) -> None:
         while not self._stopping:
             now = time.monotonic()
-            self._wakes_at = math.inf  # a wake_by() during the tick is seen below
-            self._wakes_at = min(self._wakes_at, self._guarded_tick(now))
-            wait = -1.0 if self._wakes_at == math.inf else max(0.0, self._wakes_at - time.monotonic())
+            if now >= self._wakes_at:
+                self._wakes_at = math.inf
+                self._wakes_at = min(self._wakes_at, self._guarded_tick(now))
+            wait = -1.0 if self._wakes_at == math.inf else max(0.0, self._wakes_at - now)
             for fd, events in self._epoll.poll(wait):
                 self._dispatch(fd, events)
             while self._soon:
@@ -100,6 +101,7 @@ class Loop:
     def _dispatch(self, fd: int, events: int) -> None:
         if fd == self._wake_fd:
             os.eventfd_read(fd)
+            self._wakes_at = 0.0  # a wake_by() that met a tick half-way may have been overwritten: tick again
             return
         handler = self._handlers.get(fd)
         if handler is None:

@@ -343,8 +343,8 @@ class Receiver:
         raise TransferFailed(f"pulling {where} from {peer} stopped: {reason}", peer=peer, part=where, reason="lease")
 
     def _verify(self, job: Job, got: UInt64Array, wanted: UInt64Array) -> None:
-        wrong = np.flatnonzero(got != wanted)
-        if len(wrong):
+        if got.tobytes() != wanted.tobytes():
+            wrong = np.flatnonzero(got != wanted)
             first = int(wrong[0]) + job.offer.num_blocks - len(got)
             raise TransferFailed(
                 f"{len(wrong)} of {len(got)} blocks from {job.session.peer} have wrong checksums, first block {first}",
@@ -357,21 +357,26 @@ class Receiver:
         offer, session = job.offer, job.session
         pulled = len(job.placement.fresh) if job.placement is not None else 0
         session.jobs.pop(offer.offer, None)
-        tokens = np.frombuffer(offer.tokens, np.int32) if offer.tokens is not None else None
-        arrival = Arrival(session.peer, offer.tag, blocks, offer.num_tokens, tokens, pulled, self._store.release)
-        if not offer.tag:
-            arrival.close()
-        elif self._arrivals.settle(offer.tag, job.owner, arrival):
-            self._wake_by(job.deadline)
-        else:
-            arrival.close()
-            self._answer_failure(
-                job, TransferFailed("the transfer was taken back", peer=session.peer, reason="cancelled")
-            )
+        if offer.tag and not self._settle(job, blocks, pulled):
+            error = TransferFailed("the transfer was taken back", peer=session.peer, reason="cancelled")
+            self._answer_failure(job, error)
             return
+        if not offer.tag and len(blocks):
+            self._store.release(blocks)  # nobody will ask for them: the index has its own references
         self._counts["done"] += 1
         self._counts["bytes"] += job.nbytes
         self._tell(session, messages.Confirm(offer.offer, pulled, job.nbytes, job.calls))
+
+    def _settle(self, job: Job, blocks: UInt64Array, pulled: int) -> bool:
+        """Hand the blocks to who asks for the tag. False when it was withdrawn: then they are released."""
+        offer = job.offer
+        tokens = np.frombuffer(offer.tokens, np.int32) if offer.tokens is not None else None
+        arrival = Arrival(job.session.peer, offer.tag, blocks, offer.num_tokens, tokens, pulled, self._store.release)
+        if self._arrivals.settle(offer.tag, job.owner, arrival):
+            self._wake_by(job.deadline)
+            return True
+        arrival.close()
+        return False
 
     def _fail(self, job: Job, error: PoolweaveError) -> None:
         job.session.jobs.pop(job.offer.offer, None)

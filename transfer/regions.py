@@ -14,28 +14,25 @@ import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ProtocolError
-from poolweave.transfer._native import Extents, Grid, Window
+from poolweave.transfer._native import Extents, Grid, Tiers, Window
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import Space
 from poolweave.transfer.store import Region
 from poolweave.types import Int32Array, UInt64Array
 
-Tiers = npt.NDArray[np.uint8]
+TierArray = npt.NDArray[np.uint8]
 
 
 class Memory:
     """Grids by tier. `keep` is whatever must stay alive while extents of it are used."""
 
     def __init__(self, grids: Mapping[int, Grid], keep: object = None) -> None:
-        self._grids = list(grids.values())
-        self._index = np.full(256, 255, np.uint8)  # 255: no such tier, which the core refuses
-        for i, tier in enumerate(grids):
-            self._index[tier] = i
+        self._tiers = Tiers(list(grids), list(grids.values()))
         self._keep = keep
 
-    def extents(self, tiers: Tiers, slots: Int32Array, windows: Sequence[Window] = ()) -> Extents:
+    def extents(self, tiers: TierArray, slots: Int32Array, windows: Sequence[Window] = ()) -> Extents:
         """The runs of these blocks. Raises TransferFailed for a place outside the memory."""
-        return Extents(self._grids, self._index[tiers], slots, list(windows))
+        return self._tiers.extents(tiers, slots, windows) if windows else self._tiers.extents(tiers, slots)
 
 
 def space_of(layout: KVLayout, region: Region) -> Space:

@@ -36,6 +36,8 @@ from poolweave.transfer.store import BlockStore, Loan
 from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier
 
+_FRESH = 0.99  # share of its lease that an offer sent at once has left
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderSettings:
@@ -197,6 +199,7 @@ class Sender:
             deadline=time.monotonic() + lease_s,
             transfer=Transfer(peer.name, shipment.tag, len(loan.blocks)),
             checksums=checksums,
+            nonce=secrets.randbits(63),
         )
         offer.transfer._on_cancel = functools.partial(self._cancel, offer)
         return offer
@@ -221,9 +224,10 @@ class Sender:
 
     def _launch(self, peer: Peer, offer: OpenOffer) -> bool:
         """False when the connection turned out to be gone: the offer waits for the next one."""
-        offer.nonce = secrets.randbits(63)
         offer.scheme = peer.scheme
-        self._book.extend(offer, time.monotonic() + offer.lease_s)
+        now = time.monotonic()
+        if offer.deadline - now < _FRESH * offer.lease_s:  # it waited: its lease begins now
+            self._book.extend(offer, now + offer.lease_s)
         self._home.leases.open(offer.number)
         transport = self._transports[peer.scheme]
         transport.publish(offer)
@@ -248,6 +252,7 @@ class Sender:
             peer = self._peers.get(offer.peer)
             if isinstance(end, PoolweaveError) and offer.number > 0 and peer is not None and peer.ready:
                 self._tell(peer, messages.Cancel(offer.number, offer.shipment.tag))
+            waiting = self._book.has_waiting(offer.peer)
         if offer.scheme:
             self._transports[offer.scheme].revoke(offer)
         self._store.give_back(offer.loan)
@@ -258,11 +263,8 @@ class Sender:
             self._counts["done"] += 1
             self._counts["bytes"] += end.nbytes
             offer.transfer._succeed(end.pulled_blocks, end.nbytes, end.calls)
-        if peer is not None and not self._closed:
-            with self._lock:
-                waiting = self._book.has_waiting(peer.name)
-            if waiting:
-                self._pump(peer)
+        if waiting and peer is not None and not self._closed:
+            self._pump(peer)
         return True
 
     def _cancel(self, offer: OpenOffer) -> bool:

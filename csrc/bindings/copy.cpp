@@ -46,18 +46,18 @@ void register_extents(nb::module_& m) {
         .def(nb::init<std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>(), "first_plane"_a, "num_planes"_a,
              "row_offset"_a, "row_bytes"_a);
     nb::class_<Extents>(m, "Extents", "The runs of memory of a list of blocks, in canonical order; does not own them.")
-        .def(
-            "__init__",
-            [](Extents* self, const std::vector<Grid>& grids, const Array<const std::uint8_t>& tiers,
-               const Array<const std::int32_t>& slots, const std::vector<Window>& windows) {
-                new (self) Extents(grids, view(tiers), view(slots), windows);
-            },
-            "grids"_a, "tiers"_a, "slots"_a, "windows"_a = std::vector<Window>{})
         .def_prop_ro("num_blocks", &Extents::num_blocks)
         .def_prop_ro("num_runs", &Extents::num_runs)
         .def_prop_ro("num_coalesced", &Extents::num_coalesced)
         .def_prop_ro("block_bytes", &Extents::block_bytes)
         .def_prop_ro("nbytes", &Extents::nbytes);
+    nb::class_<Tiers>(m, "Tiers", "The grids of one instance by tier.")
+        .def(nb::init<const std::vector<std::uint8_t>&, const std::vector<Grid>&>(), "names"_a, "grids"_a)
+        .def(
+            "extents",
+            [](const Tiers& self, const Array<const std::uint8_t>& tiers, const Array<const std::int32_t>& slots,
+               const std::vector<Window>& windows) { return self.extents(view(tiers), view(slots), windows); },
+            "tiers"_a, "slots"_a, "windows"_a = std::vector<Window>{});
 }
 
 }  // namespace

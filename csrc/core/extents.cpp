@@ -52,6 +52,25 @@ void Grid::validate() const {
 
 Window whole(const Grid& grid) noexcept { return {0, grid.num_planes, 0, grid.row_bytes}; }
 
+Tiers::Tiers(std::span<const std::uint8_t> names, std::span<const Grid> grids)
+    : grids_(grids.begin(), grids.end()), index_(256, kNone) {
+    if (names.size() != grids.size()) throw Error(Code::kConfig, "one name a grid is needed");
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        if (names[i] == kNone || index_[names[i]] != kNone) {
+            throw Error(Code::kConfig, "tier " + std::to_string(names[i]) + " is named twice, or not a tier");
+        }
+        index_[names[i]] = static_cast<std::uint8_t>(i);
+        grids_[i].validate();
+    }
+}
+
+Extents Tiers::extents(std::span<const std::uint8_t> tiers, std::span<const std::int32_t> slots,
+                       std::span<const Window> windows) const {
+    std::vector<std::uint8_t> numbers(tiers.size());
+    for (std::size_t i = 0; i < tiers.size(); ++i) numbers[i] = index_[tiers[i]];
+    return Extents(grids_, numbers, slots, windows);
+}
+
 Extents::Extents(std::span<const Grid> grids, std::span<const std::uint8_t> tiers, std::span<const std::int32_t> slots,
                  std::span<const Window> windows) {
     if (tiers.size() != slots.size()) {

@@ -69,4 +69,21 @@ class Extents {
 // The window that is the whole block of a grid.
 Window whole(const Grid& grid) noexcept;
 
+// The grids of all tiers of one instance, checked once. Tiers are named by any numbers below 255.
+class Tiers {
+  public:
+    static constexpr std::uint8_t kNone = 255;
+
+    // Throws kConfig for two grids of one tier and for a grid whose slots leave its memory.
+    Tiers(std::span<const std::uint8_t> names, std::span<const Grid> grids);
+
+    // As the constructor of Extents, `tiers` being names. Throws kTransfer for a tier that is not there.
+    Extents extents(std::span<const std::uint8_t> tiers, std::span<const std::int32_t> slots,
+                    std::span<const Window> windows) const;
+
+  private:
+    std::vector<Grid> grids_;
+    std::vector<std::uint8_t> index_;  // by name
+};
+
 }  // namespace poolweave

@@ -463,13 +463,6 @@ class Extents:
     The runs of memory of a list of blocks, in canonical order; does not own them.
     """
 
-    def __init__(
-        self,
-        grids: Sequence[Grid],
-        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        windows: Sequence[Window] = [],
-    ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
     @property
@@ -480,6 +473,17 @@ class Extents:
     def block_bytes(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+class Tiers:
+    """The grids of one instance by tier."""
+
+    def __init__(self, names: Sequence[int], grids: Sequence[Grid]) -> None: ...
+    def extents(
+        self,
+        tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        windows: Sequence[Window] = [],
+    ) -> Extents: ...
 
 class Abort:
     """Ends a copy or a pull from another thread."""

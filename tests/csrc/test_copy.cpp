@@ -151,6 +151,14 @@ void what_does_not_fit_is_refused() {
     CHECK_THROWS(Extents(std::span(&tier.grid, 1), {}, slot, {}), Code::kConfig);
     const std::vector<Window> bad[] = {{{2, 1, 0, 8}}, {{0, 3, 0, 8}}, {{0, 1, 4, 8}}, {{0, 1, 9, 1}}, {{0, 0, 0, 8}}};
     for (const auto& windows : bad) CHECK_THROWS(extents(tier, {0}, windows), Code::kConfig);
+    const std::vector<std::uint8_t> names{4, 2};
+    const std::vector<Grid> grids{tier.grid, other.grid};
+    const Tiers tiers(names, grids);
+    CHECK(tiers.extents(std::vector<std::uint8_t>{2}, slot, {}).nbytes() == 2 * 2 * 16);
+    CHECK_THROWS(tiers.extents(std::vector<std::uint8_t>{3}, slot, {}), Code::kTransfer);
+    CHECK_THROWS(Tiers(std::vector<std::uint8_t>{4, 4}, grids), Code::kConfig);
+    CHECK_THROWS(Tiers(std::vector<std::uint8_t>{4}, grids), Code::kConfig);
+    CHECK_THROWS(Tiers(std::vector<std::uint8_t>{4, 255}, grids), Code::kConfig);
     Grid grid = tier.grid;
     grid.nbytes -= 1;
     CHECK_THROWS(grid.validate(), Code::kConfig);

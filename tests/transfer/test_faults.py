@@ -16,7 +16,7 @@ from ref_transfer_world import LAYOUT, Node, World, same_kv
 
 from poolweave.errors import PeerLost, PoolweaveError, TransferFailed, TransferTimeout
 from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
-from poolweave.transfer._native import Abort, Extents, Grid, Outcome, Pull, StreamServer, Wire, pull_blocks
+from poolweave.transfer._native import Abort, Extents, Grid, Outcome, Pull, StreamServer, Tiers, Wire, pull_blocks
 from poolweave.transfer.transports.inproc import InprocSource
 from poolweave.transfer.transports.shm import MappedSource
 from poolweave.transfer.transports.tcp import TcpSource
@@ -169,7 +169,7 @@ def memory(nbytes: int, num_blocks: int, seed: int | None) -> tuple[np.ndarray[A
         base=data.ctypes.data, nbytes=size, slot_stride=nbytes, plane_stride=nbytes, row_stride=nbytes,
         row_bytes=nbytes, num_slots=num_blocks, num_planes=1, num_rows=1,
     )  # fmt: skip
-    return data, Extents([grid], np.zeros(num_blocks, np.uint8), np.arange(num_blocks, dtype=np.int32))
+    return data, Tiers([0], [grid]).extents(np.zeros(num_blocks, np.uint8), np.arange(num_blocks, dtype=np.int32))
 
 
 def pull_through(fault: Fault, nbytes: int, *, up: Fault = CLEAN) -> tuple[bool, bool]:
