@@ -10,13 +10,15 @@
 
 #include "core/checksum.hpp"
 #include "core/error.hpp"
+#include "core/stream_copy.hpp"
 
 namespace poolweave {
 namespace {
 
-// Hashed copies go through the cache in pieces that fit it; plain ones in pieces large enough for streaming stores.
-constexpr std::uint64_t kHashedPiece = 256u << 10;
-constexpr std::uint64_t kPlainPiece = 32u << 20;
+// A hashed piece is read once from memory and once from the cache; after each piece the lease is looked at.
+constexpr std::uint64_t kHashedPiece = 128u << 10;
+constexpr std::uint64_t kPlainPiece = 1u << 20;
+constexpr std::uint64_t kStreamedTotal = 2u << 20;  // a copy of this size does not stay in a cache anyway
 constexpr std::uint64_t kBytesPerThread = 4u << 20;  // below this, starting a thread costs more than it saves
 
 void* pointer(std::uint64_t address) noexcept { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
@@ -54,16 +56,17 @@ void fan_out(unsigned threads, const Work& work) {
 
 class Mover {
   public:
-    Mover(const Guard& guard, bool hashing) : guard_(guard), piece_(hashing ? kHashedPiece : kPlainPiece) {}
+    Mover(const Guard& guard, bool hashing, bool streaming)
+        : guard_(guard), piece_(hashing ? kHashedPiece : kPlainPiece), copy_(streaming ? stream_copy : plain_copy) {}
 
     // Copies bytes [low, high) of one block; false when the guard no longer holds.
     bool move(std::span<const Run> from, std::span<const Run> to, std::uint64_t low, std::uint64_t high, Hasher* hasher) {
         Cursor source(from, low), target(to, low);
         for (std::uint64_t left = high - low; left > 0;) {
             const std::uint64_t n = std::min({left, piece_, source.left(), target.left()});
-            void* const destination = pointer(target.address());
-            std::memcpy(destination, pointer(source.address()), n);
-            if (hasher != nullptr) hasher->update(destination, n);
+            // Hashed at the source, which is in the cache then; should its owner write in between, the lease is over.
+            if (hasher != nullptr) hasher->update(pointer(source.address()), n);
+            copy_(pointer(target.address()), pointer(source.address()), n);
             source.advance(n);
             target.advance(n);
             left -= n;
@@ -79,6 +82,10 @@ class Mover {
     }
 
   private:
+    static void plain_copy(void* target, const void* source, std::size_t nbytes) noexcept {
+        std::memcpy(target, source, nbytes);
+    }
+
     class Cursor {
       public:
         Cursor(std::span<const Run> runs, std::uint64_t skip) : runs_(runs) {
@@ -103,6 +110,7 @@ class Mover {
 
     const Guard& guard_;
     std::uint64_t piece_;
+    void (*copy_)(void*, const void*, std::size_t) noexcept;
     std::uint64_t since_check_ = 0;
 };
 
@@ -145,7 +153,7 @@ Outcome copy_blocks(const Extents& from, const Extents& to, std::size_t first, s
                               : useful_threads(threads, total);
     std::vector<char> whole(used, 1);
     fan_out(used, [&](unsigned i) {
-        Mover mover(guard, hashes != nullptr);
+        Mover mover(guard, hashes != nullptr, total >= kStreamedTotal);
         Hasher hasher;
         const std::uint64_t end = units * (i + 1) / used * unit;
         for (std::uint64_t at = units * i / used * unit; at < end;) {

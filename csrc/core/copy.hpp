@@ -21,8 +21,8 @@ struct Guard {
 enum class Outcome : std::uint8_t { kDone, kRevoked, kAborted };
 
 // Copies blocks [first, first + count) of `from` onto the same blocks of `to`, with up to `threads` threads.
-// `hashes` (null, or `count` words) receives the XXH3-64 of each block as it stands at the destination. On kRevoked or
-// kAborted the destination is undefined. Source and destination must not overlap. Throws kConfig when they do not fit.
+// `hashes` (null, or `count` words) receives the XXH3-64 of each block as it was copied. On kRevoked or kAborted the
+// destination is undefined. Source and destination must not overlap. Throws kConfig when they do not fit.
 Outcome copy_blocks(const Extents& from, const Extents& to, std::size_t first, std::size_t count, unsigned threads,
                     const Guard& guard, std::uint64_t* hashes);
 

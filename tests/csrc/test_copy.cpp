@@ -1,4 +1,5 @@
 // Extents against plain loops, guarded copies, hashes, and what must be refused.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <random>
@@ -10,6 +11,7 @@
 #include "core/copy.hpp"
 #include "core/error.hpp"
 #include "core/extents.hpp"
+#include "core/stream_copy.hpp"
 
 using namespace poolweave;
 
@@ -141,6 +143,23 @@ void large_copies_use_threads() {
     CHECK(hashes[0] == checksum(source.bytes.data(), 24u << 20));
 }
 
+void streamed_copies_are_whole_at_any_alignment() {
+    std::vector<unsigned char> source(20000), target(20000);
+    std::mt19937 random(2);
+    for (auto& one : source) one = static_cast<unsigned char>(random());
+    for (std::size_t from : {0u, 1u, 15u, 64u}) {
+        for (std::size_t to : {0u, 3u, 16u, 63u}) {
+            for (std::size_t n : {0u, 1u, 4095u, 4096u, 4097u, 4160u, 10007u}) {
+                std::fill(target.begin(), target.end(), 0);
+                stream_copy(target.data() + to, source.data() + from, n);
+                CHECK(std::memcmp(target.data() + to, source.data() + from, n) == 0);
+                CHECK(to == 0 || target[to - 1] == 0);
+                CHECK(target[to + n] == 0);
+            }
+        }
+    }
+}
+
 void what_does_not_fit_is_refused() {
     Tier tier(Tier::kAggregated, 4, 2, 2, 8), other(Tier::kAggregated, 4, 2, 2, 16);
     CHECK_THROWS(extents(tier, {4}), Code::kTransfer);
@@ -179,5 +198,6 @@ int main() {
     a_lease_that_ends_stops_the_copy();
     no_copy_is_valid_after_its_owner_wrote();
     large_copies_use_threads();
+    streamed_copies_are_whole_at_any_alignment();
     what_does_not_fit_is_refused();
 }
