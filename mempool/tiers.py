@@ -132,9 +132,9 @@ class TierMemory:
     def geometry(self) -> TierGeometry:
         """Where planes lie, for the native copy."""
         layout = self.layout
-        if layout.order == "aggregated":
-            return TierGeometry(self._range.address, layout.block_bytes, layout.plane_bytes)
-        return TierGeometry(self._range.address, layout.plane_bytes, self.max_slots * layout.plane_bytes)
+        if layout.order == "layered":
+            return TierGeometry(self._range.address, layout.plane_bytes, self.max_slots * layout.plane_bytes)
+        return TierGeometry(self._range.address, layout.block_bytes, layout.plane_bytes)  # a block is one run
 
     @property
     def mapped_bytes(self) -> int:

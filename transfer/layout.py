@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ConfigError
 
-Order = Literal["aggregated", "layered"]
+Order = Literal["aggregated", "layered", "token_major"]
 Shard = Literal["split", "replicate"]
 
 # bfloat16 has no numpy type: a view shows its raw 16 bits.
@@ -35,7 +35,8 @@ class Part:
 class KVLayout:
     """The KV of `block_tokens` tokens for all layers, as one *aggregated* block or as layers x parts small ones.
 
-    A view over a tier has the same axes in both orders,
+    "layered" is layer-major paging, as vLLM's: one array a layer and part. "token_major" keeps all layers of a token
+    together. A view over a tier has the same axes in all orders,
     `[slot, layer, part, block_tokens, heads, dim]`: only its strides differ.
     Raises ConfigError for sizes that are not positive and for dtypes or orders it does not know.
     """
@@ -57,9 +58,9 @@ class KVLayout:
             raise ConfigError(
                 f"dtype {self.dtype!r} is not one of {sorted(_DTYPES)}", setting="dtype", value=self.dtype
             )
-        if self.order not in ("aggregated", "layered"):
+        if self.order not in get_args(Order):
             raise ConfigError(
-                f"order {self.order!r} is neither 'aggregated' nor 'layered'",
+                f"order {self.order!r} is not one of {', '.join(get_args(Order))}",
                 setting="order",
                 value=self.order,
             )
@@ -109,6 +110,8 @@ class KVLayout:
         """Bytes from a slot, a plane (layer, part) and a row (token) to the next, in a tier of `num_slots` slots."""
         if self.order == "aggregated":
             return self.block_bytes, self.plane_bytes, self.row_bytes
+        if self.order == "token_major":
+            return self.block_bytes, self.row_bytes, self.num_planes * self.row_bytes
         return self.plane_bytes, num_slots * self.plane_bytes, self.row_bytes
 
     @property
@@ -135,5 +138,8 @@ class KVLayout:
         flat = buffer[: num_slots * self.block_bytes].view(self.numpy_dtype)
         if self.order == "aggregated":
             return flat.reshape(num_slots, self.num_layers, len(self.parts), *inner)
+        if self.order == "token_major":
+            rows = flat.reshape(num_slots, self.block_tokens, self.num_layers, len(self.parts), *inner[1:])
+            return rows.transpose(0, 2, 3, 1, 4, 5)
         planes = flat.reshape(self.num_layers, len(self.parts), num_slots, *inner)
         return planes.transpose(2, 0, 1, 3, 4, 5)
