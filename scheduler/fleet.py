@@ -50,23 +50,28 @@ class Fleet:
         self.kv_tokens: Counts = np.zeros(0, np.int64)
         self.kv_capacity: Counts = np.zeros(0, np.int64)
 
-    def add(self, name: str, role: Role, *, slowness: float = 1.0, kv_capacity_tokens: int | None = None) -> int:
+    def add(self, name: str, role: Role) -> int:
         """A new, empty instance that accepts work. Raises ConfigError when the name is known already."""
         if name in self.slots:
             raise ConfigError(f"instance {name!r} is known already; remove it first", setting="instance", value=name)
-        if slowness <= 0:
-            raise ConfigError(f"slowness must be positive, got {slowness}", setting="slowness", value=slowness)
         slot = self.slots.add(name)
         self._grow(self.slots.capacity)
         for array in (self.own_queued_s, self.others_s, self.num_prefills, self.num_sequences, self.kv_tokens):
             array[slot] = 0
-        self.slowness[slot], self.credit[slot] = slowness, 1.0
-        self.kv_capacity[slot] = np.iinfo(np.int64).max if kv_capacity_tokens is None else kv_capacity_tokens
+        self.credit[slot] = 1.0
         self._roles[slot], self._accepts[slot] = role, True
-        if slowness != 1.0:
-            self._slow.add(slot)
         self._groups.clear()
+        self.describe(name)
         return slot
+
+    def describe(self, name: str, *, slowness: float = 1.0, kv_capacity_tokens: int | None = None) -> None:
+        """How fast an instance is, and how much KV it can decode with; None: no limit. Raises UnknownPeer."""
+        if slowness <= 0:
+            raise ConfigError(f"slowness must be positive, got {slowness}", setting="slowness", value=slowness)
+        slot = self.slots.slot(name)
+        self.slowness[slot] = slowness
+        self.kv_capacity[slot] = np.iinfo(np.int64).max if kv_capacity_tokens is None else kv_capacity_tokens
+        (self._slow.discard if slowness == 1.0 else self._slow.add)(slot)
 
     def remove(self, name: str) -> int | None:
         """Forget an instance; its slot may be given to the next. None when it is not known."""

@@ -89,11 +89,20 @@ class GlobalScheduler:
         self._ids = count(1)
         self._counts = _Counts()
 
-    def add(self, name: str, role: Role, *, slowness: float = 1.0, kv_capacity_tokens: int | None = None) -> None:
-        """A new, empty instance. `slowness` multiplies the model's times. Raises ConfigError for a known name."""
+    def add(self, name: str, role: Role) -> None:
+        """A new, empty instance, as fast as the model says. Raises ConfigError for a known name."""
         if role is Role.DECODE:
             self._model.decode_step_s(1, 1)  # raises now where the model cannot judge decode instances
-        self.fleet.add(name, role, slowness=slowness, kv_capacity_tokens=kv_capacity_tokens)
+        self.fleet.add(name, role)
+        self.holdings.limit(name, None)
+
+    def describe(
+        self, name: str, *, slowness: float = 1.0, kv_tokens: int | None = None, cache_tokens: int | None = None
+    ) -> None:
+        """What is known of an instance: a factor on the model's times, room for KV that it decodes with, room for
+        historical KV. Raises UnknownPeer."""
+        self.fleet.describe(name, slowness=slowness, kv_capacity_tokens=kv_tokens)
+        self.holdings.limit(name, cache_tokens)
 
     def remove(self, name: str) -> tuple[str, ...]:
         """The instance is gone: what it held is forgotten. Unknown names: nothing.
@@ -200,12 +209,11 @@ class GlobalScheduler:
         if flight is None:
             return
         kept = flight.prompt.keys if keys is None else keys
-        holders = [flight.prefill if flight.decode is None else flight.decode]
-        if self.config.returns_answers and flight.decode is not None:
-            holders.append(flight.prefill)
-        for slot in holders:
-            if slot is not None:
-                self.holdings.insert(kept, slot, Source.RESPONSE)
+        if flight.decode is not None:
+            self.holdings.insert(kept, flight.decode, Source.RESPONSE)
+        keeps_answer = flight.decode is None or self.config.returns_answers
+        if keeps_answer and flight.prefill is not None and len(kept) > len(flight.prompt.keys):
+            self.holdings.insert(kept, flight.prefill, Source.RESPONSE)
 
     def failed(self, request_id: str) -> None:
         """The request ends without an answer: its load is gone, nothing is learned. Unknown requests: nothing."""

@@ -67,6 +67,15 @@ class Holdings:
         """`name` said that it holds this prompt: after a replication, or in its inventory. Raises UnknownPeer."""
         self.insert(keys, self._fleet.slots.slot(name), source)
 
+    def limit(self, name: str, cache_tokens: int | None) -> None:
+        """`name` has room for so many tokens of historical KV; None: not known. Raises UnknownPeer."""
+        tree = self._trees[self._fleet.role(self._fleet.slots.slot(name))]
+        tree.limit(name, None if cache_tokens is None else cache_tokens // tree.block_tokens)
+
+    def taken_back(self, name: str, keys: UInt64Array) -> int:
+        """`name` said that it gave these blocks up, by our own keys. Returns the entries. Raises UnknownPeer."""
+        return self._trees[self._fleet.role(self._fleet.slots.slot(name))].remove_keys(keys, name)
+
     def forget(self, name: str) -> None:
         """A dead instance holds nothing. O(1)."""
         for tree in self._trees.values():

@@ -29,6 +29,8 @@ class Candidates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cached_tokens: TokenCounts  # leading tokens that need not be computed
     queued_s: Floats  # work before it
     own_s: Floats  # predicted time of the prompt itself
+    uncached_s: Floats | float  # predicted time of the prompt where nothing is held
+    num_tokens: int
     session: str | None = None
 
 
@@ -50,12 +52,17 @@ def draw_lowest(costs: Floats, lot: random.Random) -> int:
 class PromptTreePolicy:
     """argmin of queued + own predicted time: a longer match wins until its queue costs more than it saves.
 
-    Where nobody holds anything, own times are equal and the least loaded instance gets the miss.
+    A prompt of which nobody holds `min_match` is a miss and goes by load alone. Otherwise a short beginning that all
+    prompts share would draw everything to the few that have it, while queues are short, and overrun their caches.
     """
 
     lot: random.Random
+    min_match: float = 0.1
 
     def choose(self, candidates: Candidates) -> int:
+        cached = candidates.cached_tokens
+        if cached[cached.argmax()] < self.min_match * candidates.num_tokens:
+            return draw_lowest(candidates.queued_s + candidates.uncached_s, self.lot)
         return draw_lowest(candidates.queued_s + candidates.own_s, self.lot)
 
 

@@ -28,6 +28,7 @@ Scores: TypeAlias = Int32Array  # [slots.capacity] leading blocks that each inst
 
 _MIN_BYTES = 64 * 1024
 _SWEEP_NODES = 512  # about 20 us
+_NO_LIMIT = 2**32 - 1
 
 
 class Source(enum.Enum):
@@ -141,6 +142,11 @@ class PromptTree:
         slot = self.slots.get(instance)
         return 0 if slot is None else self._native.remove(key, slot, self._clock())
 
+    def limit(self, instance: str, max_blocks: int | None) -> None:
+        """`instance` has room for so many blocks: what it used longest ago is no longer believed once as many others
+        were entered. None: no limit is known."""
+        self._native.limit(self.slots.add(instance), _NO_LIMIT if max_blocks is None else min(max_blocks, _NO_LIMIT))
+
     def forget(self, instance: str) -> None:
         """Forget all that `instance` holds, but not its slot. O(1); memory follows in later sweeps."""
         slot = self.slots.get(instance)
@@ -170,6 +176,11 @@ class PromptTree:
     def check(self) -> None:
         """Assert all invariants; walks the whole tree."""
         self._native.check()
+
+
+def block_keys_of(tokens: Int32Array, block_tokens: int, seed: int = 0) -> UInt64Array:
+    """The chained keys that a tree of this block size uses in the namespace with this seed; 0: the default's."""
+    return block_keys(tokens, block_tokens, seed)
 
 
 def _ttls(ttl_s: float | Mapping[Source, float]) -> dict[Source, float]:

@@ -108,6 +108,7 @@ void register_prompt_tree(nb::module_& m) {
                 return self.match(view(keys), now, {scores.data(), scores.size()});
             },
             "keys"_a.noconvert(), "now"_a, "scores"_a.noconvert())
+        .def("limit", &PromptTree::limit, "slot"_a, "blocks"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("retire", &PromptTree::retire, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("sweep", &PromptTree::sweep, "now"_a, "max_nodes"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("entries", &PromptTree::entries, "slot"_a)

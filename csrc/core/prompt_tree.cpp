@@ -31,6 +31,7 @@ std::size_t PromptTree::insert(std::span<const std::uint64_t> keys, std::uint32_
     now_ = std::max(now_, now);
     if (keys.empty() || expiry <= now_) return 0;
     for (std::size_t i = 0; i < kSweepPerInsert; ++i) sweep_one();
+    const Term term{instances_[slot].taken_in, expiry};
     Place place;
     if (parent) {
         const std::optional<Place> held = find_held(*parent, slot);
@@ -38,18 +39,19 @@ std::size_t PromptTree::insert(std::span<const std::uint64_t> keys, std::uint32_
             ++orphans_;
             return 0;
         }
-        place = hold(held->node, held->offset, slot, expiry);
+        place = hold(held->node, held->offset, slot, term);
         // What is above lives at least as long: stop at the first that already lives long enough.
         for (Index up = nodes_[place.node].parent; up != kRoot; up = nodes_[up].parent) {
             Hold* above = find_hold(nodes_[up], slot);
-            if (above->expiry >= expiry) break;
-            above->expiry = expiry;
+            if (above->expiry >= expiry && above->stamp == term.stamp) break;
+            above->expiry = std::max(above->expiry, expiry);
+            above->stamp = term.stamp;
         }
     }
-    const std::size_t known = walk(place, keys, slot, expiry);
+    const std::size_t known = walk(place, keys, slot, term);
     touch(place.node);
     const std::size_t fitting = known + make_room(keys.size() - known, place.node);
-    if (fitting > known) extend(place, keys.subspan(known, fitting - known), slot, expiry);
+    if (fitting > known) extend(place, keys.subspan(known, fitting - known), slot, term);
     if (nbytes() <= max_bytes_) return fitting;
     while (nbytes() > max_bytes_ && oldest_ != kNil) evict(oldest_);
     return still_held(keys, slot);
@@ -86,6 +88,12 @@ std::size_t PromptTree::match(std::span<const std::uint64_t> keys, double now, s
     }
     touch(at);
     return longest;
+}
+
+void PromptTree::limit(std::uint32_t slot, std::uint32_t blocks) {
+    const std::lock_guard lock(mutex_);
+    ensure_instance(slot);
+    instances_[slot].capacity = blocks;
 }
 
 void PromptTree::retire(std::uint32_t slot) {
@@ -126,7 +134,11 @@ bool PromptTree::current(const Hold& hold) const noexcept {
     return hold.generation == instances_[hold.slot].generation;
 }
 
-bool PromptTree::alive(const Hold& hold) const noexcept { return hold.expiry > now_ && current(hold); }
+bool PromptTree::alive(const Hold& hold) const noexcept {
+    const Instance& instance = instances_[hold.slot];
+    return hold.expiry > now_ && hold.generation == instance.generation &&
+           instance.taken_in - hold.stamp <= instance.capacity;
+}
 
 PromptTree::Hold* PromptTree::find_hold(Node& node, std::uint32_t slot) {
     const auto at = std::lower_bound(node.holds.begin(), node.holds.end(), slot,
@@ -144,19 +156,24 @@ void PromptTree::count(std::uint32_t slot, std::ptrdiff_t entries) noexcept {
     entries_ += static_cast<std::size_t>(entries);
 }
 
+void PromptTree::take_in(std::uint32_t slot, std::size_t blocks) noexcept {
+    count(slot, static_cast<std::ptrdiff_t>(blocks));
+    instances_[slot].taken_in += static_cast<std::uint32_t>(blocks);
+}
+
 // Lets `slot` hold the first `blocks` keys of the node; splits it where parts would expire at different times.
 // Returns where the held part ends.
-PromptTree::Place PromptTree::hold(Index index, std::size_t blocks, std::uint32_t slot, double expiry) {
+PromptTree::Place PromptTree::hold(Index index, std::size_t blocks, std::uint32_t slot, const Term& term) {
     Node& node = nodes_[index];
     Hold* held = find_hold(node, slot);
     const Hold wanted{static_cast<std::uint16_t>(slot), instances_[slot].generation,
-                      static_cast<std::uint32_t>(blocks), expiry};
+                      static_cast<std::uint32_t>(blocks), term.stamp, term.expiry};
     if (held == nullptr) {
         const Account account(*this, node);
         const auto at = std::lower_bound(node.holds.begin(), node.holds.end(), slot,
                                          [](const Hold& h, std::uint32_t s) { return h.slot < s; });
         node.holds.insert(at, wanted);
-        count(slot, static_cast<std::ptrdiff_t>(blocks));
+        take_in(slot, blocks);
         return {index, blocks};
     }
     if (!alive(*held)) {
@@ -165,23 +182,24 @@ PromptTree::Place PromptTree::hold(Index index, std::size_t blocks, std::uint32_
             expired_ += held->blocks;
         }
         *held = wanted;
-        count(slot, static_cast<std::ptrdiff_t>(blocks));
+        take_in(slot, blocks);
         return {index, blocks};
     }
-    if (expiry > held->expiry && blocks < held->blocks) {  // [0, blocks) lives longer than [blocks, held)
+    const bool renews = term.expiry > held->expiry || term.stamp != held->stamp;
+    if (renews && blocks < held->blocks) {  // [0, blocks) lives longer than [blocks, held)
         split(index, blocks);
-        find_hold(node, slot)->expiry = expiry;
-        return {index, blocks};
+        held = find_hold(node, slot);
     }
-    if (expiry < held->expiry && blocks > held->blocks) {  // [0, held) lives longer than [held, blocks)
+    held->stamp = term.stamp;
+    if (term.expiry < held->expiry && blocks > held->blocks) {  // [0, held) lives longer than [held, blocks)
         const std::size_t head = held->blocks;
-        return hold(split(index, head), blocks - head, slot, expiry);
+        return hold(split(index, head), blocks - head, slot, term);
     }
     if (blocks > held->blocks) {
-        count(slot, static_cast<std::ptrdiff_t>(blocks - held->blocks));
+        take_in(slot, blocks - held->blocks);
         held->blocks = wanted.blocks;
     }
-    held->expiry = std::max(held->expiry, expiry);
+    held->expiry = std::max(held->expiry, term.expiry);
     return {index, blocks};
 }
 
@@ -242,7 +260,8 @@ std::optional<PromptTree::Place> PromptTree::find_held(std::uint64_t key, std::u
 }
 
 // Follows known keys from `place`, holding them; returns how many there were and leaves `place` behind the last.
-std::size_t PromptTree::walk(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot, double expiry) {
+std::size_t PromptTree::walk(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot,
+                             const Term& term) {
     std::size_t done = 0;
     while (done < keys.size()) {
         if (place.offset == nodes_[place.node].keys.size()) {
@@ -253,23 +272,23 @@ std::size_t PromptTree::walk(Place& place, std::span<const std::uint64_t> keys, 
         const std::span<const std::uint64_t> run(nodes_[place.node].keys);
         const std::size_t common = common_prefix(keys.subspan(done), run.subspan(place.offset));
         if (common == 0) break;
-        place = hold(place.node, place.offset + common, slot, expiry);
+        place = hold(place.node, place.offset + common, slot, term);
         done += common;
     }
     return done;
 }
 
-void PromptTree::extend(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot, double expiry) {
+void PromptTree::extend(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot, const Term& term) {
     if (place.offset < nodes_[place.node].keys.size()) split(place.node, place.offset);
     while (!keys.empty()) {
         Node& node = nodes_[place.node];
         // A leaf grows in place when its new part expires with the old one: a conversation stays one run.
         const bool grows = place.node != kRoot && node.child == kNil && node.keys.size() < kMaxRun &&
-                           find_hold(node, slot)->expiry == expiry;
+                           find_hold(node, slot)->expiry == term.expiry;
         if (!grows) place = {allocate(place.node), 0};
         const std::size_t piece = std::min(keys.size(), kMaxRun - place.offset);
         append(place.node, keys.first(piece));
-        place = hold(place.node, place.offset + piece, slot, expiry);
+        place = hold(place.node, place.offset + piece, slot, term);
         keys = keys.subspan(piece);
     }
 }

@@ -48,6 +48,10 @@ class PromptTree {
     // Returns the number of leading keys that the tree knows at all. Cost O(keys / 8 + holders on the path).
     std::size_t match(std::span<const std::uint64_t> keys, double now, std::span<std::int32_t> scores);
 
+    // `slot` has room for so many blocks and gives up what it used longest ago: a prefix is no longer believed once as
+    // many others were entered since it last was. The default is no limit.
+    void limit(std::uint32_t slot, std::uint32_t blocks);
+
     // Forgets all that `slot` holds. O(1): its entries are dead at once and leave memory in later sweeps.
     void retire(std::uint32_t slot);
 
@@ -65,11 +69,17 @@ class PromptTree {
     static constexpr Index kRoot = 0;
     static constexpr std::size_t kMaxRun = 4096;  // an event names a block by its key, which is searched in its run
 
-    // `slot` (in its life `generation`) holds the node's first `blocks` keys until `expiry`.
+    // `slot` (in its life `generation`) holds the node's first `blocks` keys until `expiry`, or until it has taken in
+    // its capacity of others since `stamp`.
     struct Hold {
         std::uint16_t slot;
         std::uint16_t generation;
         std::uint32_t blocks;
+        std::uint32_t stamp;
+        double expiry;
+    };
+    struct Term {  // how long a hold is believed
+        std::uint32_t stamp;
         double expiry;
     };
     struct Node {
@@ -81,6 +91,8 @@ class PromptTree {
     };
     struct Instance {
         std::uint16_t generation = 1;
+        std::uint32_t taken_in = 0;  // blocks entered so far; wraps
+        std::uint32_t capacity = 0xFFFFFFFFu;
         std::size_t entries = 0;
     };
     struct Place {  // the next key goes at keys[offset] of node, or into a child when offset is its end
@@ -98,11 +110,12 @@ class PromptTree {
     std::optional<Place> find_held(std::uint64_t key, std::uint32_t slot);
     void ensure_instance(std::uint32_t slot);
     void count(std::uint32_t slot, std::ptrdiff_t entries) noexcept;
+    void take_in(std::uint32_t slot, std::size_t blocks) noexcept;
 
-    std::size_t walk(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot, double expiry);
-    void extend(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot, double expiry);
+    std::size_t walk(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot, const Term& term);
+    void extend(Place& place, std::span<const std::uint64_t> keys, std::uint32_t slot, const Term& term);
     std::size_t still_held(std::span<const std::uint64_t> keys, std::uint32_t slot);
-    Place hold(Index index, std::size_t blocks, std::uint32_t slot, double expiry);
+    Place hold(Index index, std::size_t blocks, std::uint32_t slot, const Term& term);
     Index split(Index index, std::size_t offset);
     void append(Index index, std::span<const std::uint64_t> keys);
     std::size_t release(Index index, std::size_t keep, std::uint32_t slot);

@@ -238,7 +238,8 @@ void PromptTree::check_node(Index index, const std::vector<std::size_t>& age) co
         const auto above = std::find_if(parent.holds.begin(), parent.holds.end(),
                                         [&](const Hold& h) { return h.slot == held.slot; });
         require(above != parent.holds.end() && alive(*above) && above->blocks == parent.keys.size() &&
-                    above->expiry >= held.expiry,
+                    above->expiry >= held.expiry &&
+                    instances_[held.slot].taken_in - above->stamp <= instances_[held.slot].taken_in - held.stamp,
                 "a block is held without all before it");
     }
 }

@@ -57,7 +57,10 @@ def test_new_instance_on_an_old_slot_is_idle() -> None:
     made.credit[0] = 0.1
     made.remove("i0")
     assert made.remove("i0") is None
-    made.add("new", Role.PREFILL, slowness=2.0, kv_capacity_tokens=5)
+    made.add("new", Role.PREFILL)
+    assert made.uniform
+    made.describe("new", slowness=2.0, kv_capacity_tokens=5)
+    assert not made.uniform
     load = made.loads()[0]
     assert (load.name, load.queued_s, load.num_prefills, load.num_sequences, load.kv_tokens) == ("new", 0.0, 0, 0, 0)
     assert (made.credit[0], made.slowness[0], made.kv_capacity[0]) == (1.0, 2.0, 5)
@@ -68,6 +71,6 @@ def test_refusals() -> None:
     with pytest.raises(ConfigError, match="known already"):
         made.add("i0", Role.PREFILL)
     with pytest.raises(ConfigError, match="slowness"):
-        made.add("x", Role.PREFILL, slowness=0.0)
+        made.describe("i1", slowness=0.0)
     with pytest.raises(UnknownPeer):
         made.accept("nobody", True)

@@ -76,6 +76,15 @@ def test_at_least_one_token_is_computed() -> None:
     assert scheduler.route(tokens[:1]).cached_tokens == 0
 
 
+def test_prefixes_that_no_longer_fit_an_instance_are_not_believed() -> None:
+    scheduler = colocated(1)
+    scheduler.describe("i0", cache_tokens=3200)
+    for seed in range(4):
+        scheduler.finished(scheduler.route(prompt(1600, seed)).request_id)
+    assert scheduler.route(prompt(1600, 0)).cached_tokens == 0
+    assert scheduler.route(prompt(1600, 3)).cached_tokens == 1584
+
+
 def test_another_identity_finds_nothing() -> None:
     scheduler = colocated(1)
     ns = scheduler.holdings.namespace_of(b"0123456789abcdef")
@@ -135,8 +144,10 @@ def test_without_returned_answers_the_prefill_instance_knows_only_prompts() -> N
 def test_decode_memory_is_not_overrun() -> None:
     scheduler = GlobalScheduler(MODEL, clock=Clock())
     scheduler.add("p", Role.PREFILL)
-    scheduler.add("small", Role.DECODE, kv_capacity_tokens=2000)
-    scheduler.add("large", Role.DECODE, kv_capacity_tokens=20_000, slowness=5.0)
+    scheduler.add("small", Role.DECODE)
+    scheduler.describe("small", kv_tokens=2000)
+    scheduler.add("large", Role.DECODE)
+    scheduler.describe("large", kv_tokens=20_000, slowness=5.0)
     routes = [scheduler.route(prompt(800, i), output_tokens=100).decode for i in range(8)]
     assert routes.count("small") == 2
     assert routes.count("large") == 6
@@ -248,7 +259,8 @@ def test_refusals() -> None:
     with pytest.raises(NoInstance, match="role decode"):
         scheduler.route(prompt(16))
     assert scheduler.stats().in_flight == 0
-    scheduler.add("c", Role.COLOCATED, slowness=0.001)
+    scheduler.add("c", Role.COLOCATED)
+    scheduler.describe("c", slowness=0.001)
     with pytest.raises(RequestRefused, match="empty"):
         scheduler.route([])
     scheduler.route(prompt(16), request_id="mine")

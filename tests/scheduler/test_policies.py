@@ -19,7 +19,14 @@ from poolweave.scheduler.policies import (
 from poolweave.scheduler.slots import Slots
 
 
-def candidates(queued: list[float], own: list[float], session: str | None = None, slots: list[int] | None = None):  # type: ignore[no-untyped-def]
+def candidates(
+    queued: list[float],
+    own: list[float],
+    session: str | None = None,
+    slots: list[int] | None = None,
+    *,
+    cached: int = 100,
+) -> Candidates:
     names = Slots()
     for i in range(10):
         names.add(f"i{i}")
@@ -27,9 +34,11 @@ def candidates(queued: list[float], own: list[float], session: str | None = None
     return Candidates(
         slots=np.array(at, np.intp),
         names=names,
-        cached_tokens=np.zeros(len(at), np.int64),
+        cached_tokens=np.full(len(at), cached, np.int32),
         queued_s=np.array(queued),
         own_s=np.array(own),
+        uncached_s=2.0,
+        num_tokens=100,
         session=session,
     )
 
@@ -38,6 +47,12 @@ def test_prompt_tree_takes_the_least_sum() -> None:
     policy = PromptTreePolicy(random.Random(0))
     assert policy.choose(candidates([3.0, 1.0, 0.0], [0.5, 1.0, 2.1])) == 2 - 1
     assert policy.choose(candidates([3.0, 1.0, 0.0], [0.5, 1.0, 1.9])) == 2
+
+
+def test_prompt_that_nobody_holds_enough_of_goes_by_load() -> None:
+    policy = PromptTreePolicy(random.Random(0), min_match=0.2)
+    assert policy.choose(candidates([0.1, 0.0], [0.5, 1.0], cached=20)) == 0
+    assert policy.choose(candidates([0.1, 0.0], [0.5, 1.0], cached=19)) == 1
 
 
 def test_least_load_does_not_look_at_matches() -> None:

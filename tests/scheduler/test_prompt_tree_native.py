@@ -54,6 +54,13 @@ class Tree(RuleBasedStateMachine):
         expected = self.model.remove(prompt, slot)
         assert self.tree.remove(int(keys_of(prompt)[-1]), slot, self.model.now) == expected
 
+    @rule(slot=st.integers(0, SLOTS - 1), blocks=st.sampled_from([0, 3, 8, 20, 2**32 - 1]))
+    def limit(self, slot: int, blocks: int) -> None:
+        # Raising a limit would bring entries back that a sweep may or may not have freed already.
+        blocks = min(blocks, self.model.capacity.get(slot, 2**32 - 1))
+        self.tree.limit(slot, blocks)
+        self.model.capacity[slot] = blocks
+
     @rule(slot=st.integers(0, SLOTS - 1))
     def retire(self, slot: int) -> None:
         self.tree.retire(slot)
@@ -83,10 +90,10 @@ class Tree(RuleBasedStateMachine):
         for _ in range(3):  # a freed subtree may lie behind the cursor
             self.tree.sweep(self.model.now, 10_000)
         self.tree.check()
-        living = {prefix for slot, prefix in self.model.expiry if self.model.alive(slot, prefix)}
+        living = {prefix for slot, prefix in self.model.entries if self.model.alive(slot, prefix)}
         stats = self.tree.stats()
         assert stats.blocks == len(living)
-        assert [self.tree.entries(slot) for slot in range(SLOTS)] == [self.model.entries(s) for s in range(SLOTS)]
+        assert [self.tree.entries(slot) for slot in range(SLOTS)] == [self.model.living(s) for s in range(SLOTS)]
 
 
 TestTree = Tree.TestCase
@@ -108,6 +115,30 @@ def test_cap_holds_at_every_step_and_what_stays_is_right() -> None:
             tree.check()
     assert tree.stats().evicted > 100_000
     assert tree.stats().nbytes > cap / 2
+
+
+def test_capacity_forgets_what_was_used_longest_ago() -> None:
+    tree = NativePromptTree(None)
+    tree.limit(0, 30)
+    prompts = [block_keys(np.arange(10, dtype=np.int32) + 100 * i, 1, 0) for i in range(6)]
+    scores = np.zeros(1, np.int32)
+
+    def held(i: int) -> int:
+        return tree.match(prompts[i], 0.0, scores)
+
+    for i in range(3):
+        tree.insert(prompts[i], 0, 1e9, 0.0)
+    assert [held(i) for i in range(3)] == [10, 10, 10]
+    for _ in range(20):
+        tree.insert(prompts[0], 0, 1e9, 0.0)  # used again: takes nothing in
+    tree.insert(prompts[3], 0, 1e9, 0.0)
+    assert [held(i) for i in range(4)] == [10, 10, 10, 10]  # it cannot tell yet that 0 kept its place
+    tree.insert(prompts[4], 0, 1e9, 0.0)
+    assert [held(i) for i in range(5)] == [10, 0, 10, 10, 10]
+    tree.insert(prompts[5], 0, 1e9, 0.0)
+    assert [held(i) for i in range(6)] == [10, 0, 0, 10, 10, 10]
+    tree.limit(0, 0)
+    assert [held(i) for i in range(6)] == [0] * 6
 
 
 def test_prompt_larger_than_the_cap_is_held_as_far_as_it_fits() -> None:
