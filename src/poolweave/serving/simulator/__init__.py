@@ -1,0 +1,21 @@
+"""The scheduler and membership of a deployment under a seeded virtual clock, with instances that only take time."""
+
+from poolweave.serving.simulator.config import Device, Faults, Flow, InstanceGroup, SimulationConfig
+from poolweave.serving.simulator.devices import llama2_13b_on_two_h800
+from poolweave.serving.simulator.report import SimulationReport
+from poolweave.serving.simulator.simulation import Simulation, compare_policies
+from poolweave.serving.simulator.traces import Trace, TraceRequest
+
+__all__ = [
+    "Device",
+    "Faults",
+    "Flow",
+    "InstanceGroup",
+    "Simulation",
+    "SimulationConfig",
+    "SimulationReport",
+    "Trace",
+    "TraceRequest",
+    "compare_policies",
+    "llama2_13b_on_two_h800",
+]
