@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -38,11 +40,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 @pytest.fixture(scope="session")
 def settings(model_folder: Callable[[str], Path]) -> Callable[..., ClusterConfig]:
     """One instance a role, small pools, a short lease."""
+    numbers = itertools.count()
 
     def make(kind: str, *roles: Role, transport: Transport = "shm", hbm: str = "24MiB") -> ClusterConfig:
         template = InstanceConfig(name="x", role=Role.PREFILL, model=str(model_folder(kind)), hbm=hbm, lease_s=LEASE_S)
-        instances = tuple(replace(template, name=f"{kind}-{role.value}", role=role) for role in roles or tuple(Role))
-        return ClusterConfig(instances=instances, transport=transport)
+        number = next(numbers)  # names are the whole machine's
+        instances = tuple(
+            replace(template, name=f"{role.value}-{os.getpid()}-{number}", role=role) for role in roles or tuple(Role)
+        )
+        return ClusterConfig(instances=instances, transport=transport, start_timeout_s=600)
 
     return make
 

@@ -20,7 +20,7 @@ from poolweave.serving.report import FlowReport, make_report
 from poolweave.serving.sessions import Session
 from poolweave.serving.workload import Workload
 
-pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(900)]
 
 LENGTHS = (1, 15, 16, 17, 500)
 NUM_TOKENS = 8

@@ -90,7 +90,7 @@ def test_a_misspelt_key_of_the_config_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_small_demo_ends_with_a_table_a_picture_and_a_json(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from ref_transformers import save_random_model, save_tokenizer
@@ -117,7 +117,7 @@ def test_a_small_demo_ends_with_a_table_a_picture_and_a_json(tmp_path: Path) -> 
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_demo_whose_requests_fail_says_so_and_exits_with_1(tmp_path: Path) -> None:
     """A prompt longer than the model's positions fails its session; the others are answered."""
     pytest.importorskip("torch")

@@ -27,7 +27,7 @@ from poolweave.serving.cluster import LocalCluster
 from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Role
 from poolweave.transfer import KVLayout
 
-pytestmark = [pytest.mark.engine, pytest.mark.multiproc]
+pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

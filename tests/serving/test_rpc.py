@@ -29,6 +29,7 @@ from poolweave.serving.messages import (
     Cancel,
     Complete,
     Connect,
+    Counters,
     Done,
     Emit,
     ErrorInfo,
@@ -38,7 +39,6 @@ from poolweave.serving.messages import (
     Hello,
     Job,
     Reply,
-    Report,
     Request,
     Stats,
     Welcome,
@@ -117,14 +117,14 @@ def test_a_stream_gives_every_reply_in_order_and_ends_with_the_final_one(host: H
 def test_calls_of_many_threads_each_get_their_own_answer(host: Host, client: RpcClient) -> None:
     def answer(caller: Caller, request: Request) -> None:
         assert isinstance(request, Cancel)
-        caller.reply(Report(pool={"echo": request.request}, jobs=0))
+        caller.reply(Counters(pool={"echo": request.request}, jobs=0))
 
     host.answers[Cancel] = answer
     got: dict[str, str] = {}
 
     def ask(name: str) -> None:
         for turn in range(50):
-            report = client.call(Cancel(f"{name}-{turn}"), Report)
+            report = client.call(Cancel(f"{name}-{turn}"), Counters)
             got[f"{name}-{turn}"] = report.pool["echo"]
 
     threads = [threading.Thread(target=ask, args=(str(n),)) for n in range(4)]
@@ -142,7 +142,7 @@ def test_a_typed_error_crosses_with_its_numbers(host: Host, client: RpcClient) -
 
     host.answers[Stats] = answer
     with pytest.raises(OutOfBlocks, match="need 5 blocks") as caught:
-        client.call(Stats(), Report)
+        client.call(Stats(), Counters)
     assert (caught.value.needed, caught.value.free, caught.value.pinned) == (5, 2, 1)
 
 
@@ -153,14 +153,14 @@ def test_a_bug_in_the_handler_fails_that_request_alone(host: Host, client: RpcCl
     host.answers[Stats] = answer
     host.answers[Cancel] = lambda caller, request: caller.reply(Done())
     with pytest.raises(PoolweaveError, match="ZeroDivisionError: oops"):
-        client.call(Stats(), Report)
+        client.call(Stats(), Counters)
     assert client.call(Cancel("x"), Done) == Done()
 
 
 def test_an_answer_of_the_wrong_kind_is_an_error(host: Host, client: RpcClient) -> None:
     host.answers[Stats] = lambda caller, request: caller.reply(Done())
     with pytest.raises(PoolweaveError, match="answered Stats with Done"):
-        client.call(Stats(), Report)
+        client.call(Stats(), Counters)
 
 
 def test_silence_is_deadline_exceeded_and_the_client_stays_usable(host: Host, client: RpcClient) -> None:
@@ -168,7 +168,7 @@ def test_silence_is_deadline_exceeded_and_the_client_stays_usable(host: Host, cl
     host.answers[Stats] = lambda caller, request: seen.append(caller.deadline)
     host.answers[Cancel] = lambda caller, request: caller.reply(Done())
     with pytest.raises(DeadlineExceeded, match=r"p did not finish Stats within 0.05 s") as caught:
-        client.call(Stats(), Report, timeout_s=0.05)
+        client.call(Stats(), Counters, timeout_s=0.05)
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.peer == "p"
     client.call(Cancel("x"), Done)
@@ -180,12 +180,12 @@ def test_a_late_reply_is_dropped(host: Host, client: RpcClient) -> None:
     host.answers[Stats] = lambda caller, request: late.append(caller)
 
     def answer(caller: Caller, request: Request) -> None:
-        late[0].reply(Report(pool={}, jobs=99))
+        late[0].reply(Counters(pool={}, jobs=99))
         caller.reply(Done())
 
     host.answers[Cancel] = answer
     with pytest.raises(DeadlineExceeded):
-        client.call(Stats(), Report, timeout_s=0.05)
+        client.call(Stats(), Counters, timeout_s=0.05)
     assert client.call(Cancel("x"), Done) == Done()
 
 
@@ -231,7 +231,7 @@ def test_closing_the_client_fails_what_is_pending(host: Host, client: RpcClient)
 
     def ask() -> None:
         try:
-            client.call(Stats(), Report, timeout_s=60)
+            client.call(Stats(), Counters, timeout_s=60)
         except PeerLost as error:
             errors.append(error)
 
@@ -243,7 +243,7 @@ def test_closing_the_client_fails_what_is_pending(host: Host, client: RpcClient)
     thread.join(10)
     assert len(errors) == 1
     with pytest.raises(PeerLost):
-        client.call(Stats(), Report)
+        client.call(Stats(), Counters)
 
 
 def test_a_request_over_the_bound_is_refused_before_it_is_sent(client: RpcClient) -> None:
@@ -295,7 +295,7 @@ def test_a_client_that_has_gone_is_reported(host: Host) -> None:
     host.answers[Stats] = lambda caller, request: callers.append(caller)
     client = RpcClient(host.server.address, peer="p")
     with pytest.raises(DeadlineExceeded):
-        client.call(Stats(), Report, timeout_s=0.05)
+        client.call(Stats(), Counters, timeout_s=0.05)
     client.close()
     for _ in range(1000):  # the connection's end reaches the server's socket a moment later
         callers[0].reply(Emit([1]))

@@ -16,7 +16,7 @@ from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.serving.flows import flow_named
 from poolweave.serving.generation import Generation, Route
 from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Role
-from poolweave.serving.messages import Connect, Done, Job, Report, Stats, Welcome, pack_tokens
+from poolweave.serving.messages import Connect, Counters, Done, Job, Stats, Welcome, pack_tokens
 from poolweave.serving.rpc_client import RpcClient
 from poolweave.types import TokenIds
 
@@ -109,9 +109,9 @@ class LocalCluster:
         job = Job(request=request, tokens=pack_tokens(tokens), flow=flow, sampling=sampling, tenant=tenant)
         return Generation(job, route, timeout_s=timeout_s)
 
-    def stats(self, name: str) -> Report:
+    def stats(self, name: str) -> Counters:
         """Counters of one instance. Raises PeerLost when it has died."""
-        return self.member(name).client.call(Stats(), Report)
+        return self.member(name).client.call(Stats(), Counters)
 
     def restart(self, name: str) -> Member:
         """End the instance if it still runs, start it anew with a new epoch, and connect the others to it.

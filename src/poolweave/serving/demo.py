@@ -64,7 +64,7 @@ class DemoConfig:
         return ClusterConfig(
             instances=tuple(
                 InstanceConfig(
-                    name=f"{role.value}-0",
+                    name=f"{role.value}-{os.getpid()}",  # names are the whole machine's: two demos may run
                     role=role,
                     model=self.model,
                     hbm=self.hbm,

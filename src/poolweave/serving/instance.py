@@ -31,13 +31,13 @@ from poolweave.serving.messages import (
     Cancel,
     Complete,
     Connect,
+    Counters,
     Decode,
     Disconnect,
     Done,
     ErrorInfo,
     Hello,
     Prefill,
-    Report,
     Request,
     Stats,
     Welcome,
@@ -163,7 +163,7 @@ class Instance:
         tiers = {str(tier.name).lower(): msgspec.to_builtins(figures) for tier, figures in stats.tiers.items()}
         transfer = None if stats.transfer is None else msgspec.to_builtins(stats.transfer)
         pool = {**tiers, "indexed": stats.indexed, "events": dict(stats.events), "transfer": transfer}
-        caller.reply(Report(pool=pool, jobs=self._runner.num_tasks))
+        caller.reply(Counters(pool=pool, jobs=self._runner.num_tasks))
 
     def _check_role(self, request: Request) -> None:
         needed = _COMPUTES[type(request)]

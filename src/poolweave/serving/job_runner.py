@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WORKERS = 8
+_WORKERS = 32  # each waits for one peer; threads are made as they are needed
 _STALLED_WAIT_S = 0.002  # the engine waits for blocks that transfers still hold
 _MAX_FAILED_STEPS = 3  # in a row: then the engine is beyond use
 
@@ -60,6 +60,7 @@ class JobRunner:
         self._closed = False
         self._begun: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._running: dict[str, _Run] = {}  # the engine thread's
+        self._opener = ThreadPoolExecutor(1, thread_name_prefix="prefill")  # never waits for a peer
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="task")
         self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
         self._thread.start()
@@ -119,6 +120,7 @@ class JobRunner:
 
     def join(self) -> None:
         """Wait for the workers' last answers, after `stop`."""
+        self._opener.shutdown(wait=True)
         self._workers.shutdown(wait=True)
         while not self._begun.empty():
             task = self._begun.get()
@@ -132,7 +134,7 @@ class JobRunner:
             if self._prefilling is not None or not self._queued or self._closed:
                 return
             task = self._prefilling = self._queued.popleft()
-            self._workers.submit(self._begin, task)
+            self._opener.submit(self._begin, task)
 
     def _prefill_done(self, task: Task) -> None:
         with self._lock:

@@ -135,7 +135,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """Answered by Report."""
+    """Answered by Counters."""
 
 
 # --- replies: instance to coordinator -----------------------------------------------------------------------
@@ -183,8 +183,8 @@ class Finished(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     sent_error: ErrorInfo | None = None
 
 
-class Report(msgspec.Struct, frozen=True, tag=True):
-    """Counters of the pool and of the engine, as plain numbers."""
+class Counters(msgspec.Struct, frozen=True, tag=True):
+    """What the pool counts, as plain numbers, and the jobs that run."""
 
     pool: dict[str, Any]
     jobs: int
@@ -197,7 +197,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 Request: TypeAlias = Hello | Connect | Disconnect | Prefill | Decode | Complete | Cancel | Stats
-Reply: TypeAlias = Welcome | Done | Emit | Prefilled | Finished | Report | Failure
+Reply: TypeAlias = Welcome | Done | Emit | Prefilled | Finished | Counters | Failure
 
 
 class Codec:

@@ -162,6 +162,18 @@ class TorchEngine:
         if needed > capacity:
             message = f"{length} tokens need {needed} blocks and the pool has {capacity}; raise hbm"
             raise RequestRefused(message, needed=needed, limit=capacity)
+        self._refuse_foreign(sequence.tokens)
+
+    def _refuse_foreign(self, tokens: list[int]) -> None:
+        """A token that the model has no embedding for would fail the whole batch."""
+        known = self._model.model.get_input_embeddings().num_embeddings
+        foreign = next((token for token in (min(tokens), max(tokens)) if not 0 <= token < known), None)
+        if foreign is not None:
+            raise RequestRefused(
+                f"token {foreign} is none of the model's {known}; was the prompt made with its tokenizer?",
+                needed=foreign,
+                limit=known - 1,
+            )
 
     def _run(self, chunks: list[Chunk]) -> list[Emitted]:
         """The forward, then one token for each sequence all of whose tokens are now computed."""
