@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,25 +38,39 @@ def bits(tensor: torch.Tensor, view: Any) -> Any:
     return tensor.view(torch.uint16).numpy() if view.dtype == np.uint16 else tensor.numpy()
 
 
-def test_gather_copies_whole_planes_in_order(layout: KVLayout) -> None:
+@pytest.mark.parametrize("slots", [[3, 0, 4], [2], [1, 2, 3], [3, 2, 1], [1, 1]])
+def test_blocks_are_read_in_order(layout: KVLayout, slots: list[int]) -> None:
     view, planes = noise(layout)
-    slots = np.array([3, 0, 4], np.int32)
+    places = planes.place(np.array(slots, np.int32))
     for layer in range(layout.num_layers):
-        for part in range(len(layout.parts)):
-            found = planes.gather(layer, part, planes.plane_ids(slots))
-            assert found.dtype == torch_dtype(layout.dtype)
-            expected = view[slots, layer, part].reshape(-1, layout.kv_heads, layout.head_dim)
-            assert np.array_equal(bits(found, view), expected)
+        found = planes.read(layer, places)
+        assert found.dtype == torch_dtype(layout.dtype)
+        expected = view[slots, layer].swapaxes(0, 1).reshape(len(layout.parts), -1, layout.kv_heads, layout.head_dim)
+        assert np.array_equal(bits(found, view), expected)
+
+
+def test_neighbouring_blocks_of_a_layered_pool_are_read_in_place(layout: KVLayout) -> None:
+    view, planes = noise(layout)
+
+    def in_place(slots: list[int]) -> bool:
+        found = planes.read(1, planes.place(np.array(slots, np.int32)))
+        view[slots[0], 1, 0, 0, 0, 0] += 1
+        return bool(np.array_equal(bits(found, view)[0, 0, 0], view[slots[0], 1, 0, 0, 0]))
+
+    assert in_place([1, 2, 3]) == in_place([4]) == (layout.order == "layered")
+    assert not in_place([1, 3])
+    assert not in_place([2, 1])
 
 
 def test_write_changes_these_rows_and_no_others(layout: KVLayout) -> None:
     view, planes = noise(layout)
     before = view.copy()
     slots, offsets = np.array([1, 1, 4]), np.array([0, layout.block_tokens - 1, 3])
-    rows = torch.full((3, layout.kv_heads, layout.head_dim), 2.5, dtype=torch_dtype(layout.dtype))
-    last = len(layout.parts) - 1
-    planes.write(1, last, planes.row_ids(slots, offsets), rows)
-    before[slots, 1, last, offsets] = bits(rows, view)
+    shape = (len(layout.parts), 3, layout.kv_heads, layout.head_dim)
+    rows = torch.arange(math.prod(shape), dtype=torch_dtype(layout.dtype)).view(shape)
+    planes.write(planes.row_ids(slots, offsets)[1], rows)
+    for part in range(len(layout.parts)):
+        before[slots, 1, part, offsets] = bits(rows[part], view)
     assert np.array_equal(view, before)
 
 

@@ -47,12 +47,10 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is not typed
         context = kwargs.get("kwargs")
         if context is None:
             raise ModelUnsupported("this model's attention passes no context to its cache", feature="cache.update")
-        planes, rows = self._batch.planes, self._batch.write_rows
-        if planes.num_parts == 1:
-            planes.write(layer_idx, 0, rows, torch.cat((key_states, value_states), -1)[0, 0])
-        else:
-            planes.write(layer_idx, 0, rows, key_states[0].transpose(0, 1))
-            planes.write(layer_idx, 1, rows, value_states[0].transpose(0, 1))
+        planes = self._batch.planes
+        both = (key_states, value_states)
+        rows = torch.cat(both, -1) if planes.num_parts == 1 else torch.cat(both)  # [parts, heads, Q, dim]
+        planes.write(self._batch.write_rows[layer_idx], rows.transpose(1, 2))
         context["pool_batch"] = self._batch
         return key_states, value_states
 
@@ -78,12 +76,12 @@ def pool_attention(
     batch: Batch = kwargs["pool_batch"]
     attend = _LatentHeads if batch.planes.num_parts == 1 else _Heads
     heads = attend(module, batch, scaling if scaling is not None else query.shape[-1] ** -0.5)
-    out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])  # [Q, H, Dv]
+    query = query[0]
+    pieces = [heads.decode(group, query[:, group.begin : group.stop].transpose(0, 1)) for group in batch.groups]
     for span in batch.spans:
         window = slice(span.begin, span.stop)
-        out[window] = heads.prefill(span, query[:, :, window], key[:, :, window], value[:, :, window])
-    for group in batch.groups:
-        out[group.queries] = heads.decode(group, query[0, :, group.queries].transpose(0, 1))
+        pieces.append(heads.prefill(span, query[None, :, window], key[:, :, window], value[:, :, window]))
+    out = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # [Q, H, Dv]
     return out.unsqueeze(0), None
 
 
@@ -111,18 +109,19 @@ class _Heads:
 
     def context(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values of a sequence up to the end of this chunk, out of the pool."""
-        layer = self.module.layer_idx
-        key, value = (self.planes.gather(layer, part, span.planes)[: span.context] for part in (0, 1))
-        return key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+        both = self.planes.read(self.module.layer_idx, span.places)[:, : span.context]  # [2, context, Hkv, D]
+        key, value = both.transpose(1, 2).unsqueeze(1)
+        return key, value
 
     def decode(self, group: DecodeGroup, query: torch.Tensor) -> torch.Tensor:
         """query [n, H, D], one token of n sequences -> [n, H, Dv]. Query heads that share a key are its rows."""
-        layer, n = self.module.layer_idx, len(group)
-        key, value = (self.planes.gather(layer, part, group.planes) for part in (0, 1))
-        key, value = (part.view(n, -1, *part.shape[1:]).transpose(1, 2) for part in (key, value))  # [n, Hkv, T, D]
-        grouped = query.reshape(n, key.shape[1], -1, query.shape[2])  # [n, Hkv, H / Hkv, D]
+        n, num_heads, dim = query.shape
+        both = self.planes.read(self.module.layer_idx, group.places)  # [2, n * T, Hkv, D], T >= context
+        both = both.view(2, n, -1, *both.shape[2:])[:, :, : group.context].transpose(2, 3)
+        key, value = both.unbind()  # [n, Hkv, context, D]
+        grouped = query.reshape(n, key.shape[1], -1, dim)  # [n, Hkv, H / Hkv, D]
         out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=group.mask, scale=self.scaling)
-        return out.reshape(n, query.shape[1], -1)
+        return out.reshape(n, num_heads, -1)
 
 
 class _LatentHeads(_Heads):
@@ -133,9 +132,9 @@ class _LatentHeads(_Heads):
     """
 
     def context(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
-        latent = self.planes.gather(self.module.layer_idx, 0, span.planes)[: span.context]  # [context, 1, rank + rope]
+        latent = self.planes.read(self.module.layer_idx, span.places)[:, : span.context]  # [1, context, 1, rank + rope]
         rank = self.module.kv_lora_rank
-        latent = latent.transpose(0, 1).unsqueeze(0)
+        latent = latent.transpose(1, 2)
         expanded: tuple[torch.Tensor, torch.Tensor] = self.module.expand_kv(latent[..., :rank], latent[..., rank:])
         return expanded
 
@@ -143,10 +142,13 @@ class _LatentHeads(_Heads):
         module, (n, heads, _) = self.module, query.shape
         rank, nope = module.kv_lora_rank, module.qk_nope_head_dim
         up = module.kv_b_proj.weight.view(heads, nope + module.v_head_dim, rank)
-        latent = self.planes.gather(module.layer_idx, 0, group.planes).view(n, -1, rank + module.qk_rope_head_dim)
+        latent = self.planes.read(module.layer_idx, group.places).view(n, -1, rank + module.qk_rope_head_dim)
+        latent = latent[:, : group.context]  # [n, T, rank + rope]
         absorbed = torch.einsum("bhn,hnr->bhr", query[..., :nope], up[:, :nope])
         scores = torch.cat((absorbed, query[..., nope:]), -1) @ latent.transpose(1, 2) * self.scaling  # [n, H, T]
-        weights = scores.masked_fill(~group.mask[:, 0], float("-inf")).softmax(-1, dtype=torch.float32).to(query.dtype)
+        if group.mask is not None:
+            scores = scores + group.mask[:, 0]
+        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
         return torch.einsum("bhr,hvr->bhv", weights @ latent[..., :rank], up[:, nope:])
 
 

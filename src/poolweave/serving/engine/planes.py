@@ -5,6 +5,7 @@ Knows no sequence and no model; it copies rows in and whole planes out, and owns
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,15 @@ def torch_dtype(name: str) -> torch.dtype:
     return _TORCH_DTYPES[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where `num_blocks` blocks lie, for all layers: looked up once a step, read once a layer."""
+
+    num_blocks: int
+    ids: torch.Tensor  # [layers, parts * num_blocks] planes
+    run: int | None  # the first slot of blocks that can be read without a copy
+
+
 class KVPlanes:
     """The memory of one tier, seen as a matrix of token rows and as a matrix of planes.
 
@@ -31,6 +41,10 @@ class KVPlanes:
 
         aggregated: plane = slot * num_planes + (layer * num_parts + part)
         layered:    plane = (layer * num_parts + part) * num_slots + slot
+
+    In the layered order, blocks in neighbouring slots are one stretch of token rows a layer and part: they are read in
+    place. In the aggregated order other layers lie between them, and a strided read of small matrices costs more than
+    copying the planes together (benchmarks/bench_engine.py).
     """
 
     def __init__(self, view: npt.NDArray[Any], layout: KVLayout) -> None:
@@ -39,14 +53,16 @@ class KVPlanes:
         tensor = torch.from_numpy(view)
         if layout.dtype == "bfloat16":
             tensor = tensor.view(torch.bfloat16)
-        if layout.order == "layered":
+        self._layered = layout.order == "layered"
+        if self._layered:
             tensor = tensor.permute(1, 2, 0, 3, 4, 5)
+        self._tensor = tensor
         self._rows = tensor.view(-1, layout.kv_heads * layout.head_dim)
         self._planes = tensor.view(-1, layout.block_tokens * layout.kv_heads * layout.head_dim)
         self._layout = layout
-        aggregated = layout.order == "aggregated"
-        self._slot_stride = layout.num_planes if aggregated else 1
-        self._plane_stride = 1 if aggregated else num_slots
+        self._slot_stride = 1 if self._layered else layout.num_planes
+        plane_stride = num_slots if self._layered else 1
+        self._shifts = (torch.arange(layout.num_planes) * plane_stride).view(layout.num_layers, -1, 1)  # [L, P, 1]
 
     @property
     def num_parts(self) -> int:
@@ -56,23 +72,35 @@ class KVPlanes:
     def block_tokens(self) -> int:
         return self._layout.block_tokens
 
-    def plane_ids(self, slots: npt.NDArray[Any]) -> torch.Tensor:
-        """The plane of layer 0, part 0 of each slot: int64, the shape of `slots`."""
-        return torch.from_numpy(slots.astype(np.int64) * self._slot_stride)
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self._rows.dtype
+        return dtype
+
+    def place(self, slots: npt.NDArray[Any]) -> Places:
+        """Find the planes of the blocks in `slots` [n]."""
+        first = torch.from_numpy(slots.astype(np.int64) * self._slot_stride)
+        run = int(slots[0]) if self._layered and is_run(slots) else None
+        return Places(len(slots), (self._shifts + first).flatten(1), run)
 
     def row_ids(self, slots: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> torch.Tensor:
-        """The token row of layer 0, part 0 at `offsets` within each slot's block."""
-        return torch.from_numpy(slots.astype(np.int64) * (self._slot_stride * self.block_tokens) + offsets)
+        """The token rows at `offsets` [n] within each slot's block: [layers, parts * n]."""
+        first = torch.from_numpy(slots.astype(np.int64) * (self._slot_stride * self.block_tokens) + offsets)
+        return (self._shifts * self.block_tokens + first).flatten(1)
 
-    def write(self, layer: int, part: int, row_ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Store `rows` [n, heads, dim] (or [n, heads * dim]) at `row_ids` [n] of this layer and part."""
-        shift = self._shift(layer, part) * self.block_tokens
-        self._rows.index_copy_(0, row_ids + shift, rows.reshape(len(row_ids), -1))
+    def write(self, row_ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Store `rows` [parts, n, ...] at one layer's `row_ids` [parts * n]."""
+        self._rows.index_copy_(0, row_ids, rows.reshape(len(row_ids), -1))
 
-    def gather(self, layer: int, part: int, plane_ids: torch.Tensor) -> torch.Tensor:
-        """A copy of whole planes, in order: [n] ids -> [n * block_tokens, heads, dim]."""
-        planes = self._planes.index_select(0, plane_ids + self._shift(layer, part))
-        return planes.view(-1, self._layout.kv_heads, self._layout.head_dim)
+    def read(self, layer: int, places: Places) -> torch.Tensor:
+        """The tokens of blocks, in order: [parts, num_blocks * block_tokens, heads, dim].
+
+        In place for a run, else a copy.
+        """
+        if places.run is not None:
+            return self._tensor[layer, :, places.run : places.run + places.num_blocks].flatten(1, 2)
+        planes = self._planes.index_select(0, places.ids[layer])
+        return planes.view(self.num_parts, -1, self._layout.kv_heads, self._layout.head_dim)
 
     def zero_tails(self, slots: npt.NDArray[Any], starts: npt.NDArray[Any]) -> None:
         """Zero the tokens from `starts` (within the block) to the end of each slot's block, all layers and parts.
@@ -80,17 +108,11 @@ class KVPlanes:
         A masked score still multiplies the value beside it, and 0 * NaN is NaN: a block that is read before it is
         full must hold numbers.
         """
-        tail = [
-            (slot, offset)
-            for slot, start in zip(slots, starts, strict=True)
-            for offset in range(start, self.block_tokens)
-        ]
-        if not tail:
-            return
-        pairs = np.array(tail, dtype=np.int64)
-        first = self.row_ids(pairs[:, 0], pairs[:, 1])
-        shifts = torch.arange(self._layout.num_planes) * (self._plane_stride * self.block_tokens)
-        self._rows.index_fill_(0, (first[:, None] + shifts).flatten(), 0)
+        offsets = np.arange(self.block_tokens)
+        owners, tail = np.nonzero(offsets >= starts[:, None])
+        self._rows.index_fill_(0, self.row_ids(slots[owners], tail).flatten(), 0)
 
-    def _shift(self, layer: int, part: int) -> int:
-        return (layer * self.num_parts + part) * self._plane_stride
+
+def is_run(slots: npt.NDArray[Any]) -> bool:
+    """Whether slots follow one another upwards."""
+    return bool((np.diff(slots) == 1).all())
