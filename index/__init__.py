@@ -2,6 +2,7 @@
 
 from poolweave.index._native import Inserted, Match, MissReason, RadixStats
 from poolweave.index.identity import Identity
+from poolweave.index.keys import block_keys
 from poolweave.index.radix import RadixIndex
 
-__all__ = ["Identity", "Inserted", "Match", "MissReason", "RadixIndex", "RadixStats"]
+__all__ = ["Identity", "Inserted", "Match", "MissReason", "RadixIndex", "RadixStats", "block_keys"]

@@ -1,5 +1,29 @@
 """The native names that this room uses; nothing else here imports `poolweave._core`."""
 
-from poolweave._core import EvictFilter, Inserted, Match, MissReason, RadixStats, RadixTree
+from poolweave._core import (
+    EventIndexStats,
+    EventReport,
+    EvictFilter,
+    Inserted,
+    Match,
+    MissReason,
+    NativeEventIndex,
+    RadixStats,
+    RadixTree,
+    chained_keys,
+    kv_event_scope,
+)
 
-__all__ = ["EvictFilter", "Inserted", "Match", "MissReason", "RadixStats", "RadixTree"]
+__all__ = [
+    "EventIndexStats",
+    "EventReport",
+    "EvictFilter",
+    "Inserted",
+    "Match",
+    "MissReason",
+    "NativeEventIndex",
+    "RadixStats",
+    "RadixTree",
+    "chained_keys",
+    "kv_event_scope",
+]

@@ -24,6 +24,7 @@ const char* python_name(Code code) {
         case Code::kTransfer: return "TransferFailed";
         case Code::kOs: return "SystemCallFailed";
         case Code::kClosed: return "InstanceClosed";
+        case Code::kMalformed: return "EventsMalformed";
     }
     return "PoolweaveError";
 }
@@ -46,6 +47,7 @@ NB_MODULE(_core, m) {
     poolweave::bindings::register_arena(m);
     poolweave::bindings::register_blocks(m);
     poolweave::bindings::register_radix(m);
+    poolweave::bindings::register_events(m);
     poolweave::bindings::register_copy(m);
     poolweave::bindings::register_stream(m);
     poolweave::bindings::register_prompt_tree(m);

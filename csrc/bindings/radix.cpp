@@ -112,7 +112,6 @@ void register_order(nb::class_<RadixTree>& cls) {
 }  // namespace
 
 void register_radix(nb::module_& m) {
-    if (!nb::type<Evictable>().is_valid()) nb::class_<Evictable>(m, "EvictFilter");
     register_radix_results(m);
     nb::class_<RadixTree> cls(m, "RadixTree", "An exact prefix index from int32 tokens to uint64 payloads. Thread-safe.");
     cls.def("__init__", [](RadixTree* self, std::uint32_t block_tokens, std::size_t max_bytes, std::size_t max_tenant_bytes,

@@ -8,6 +8,7 @@ namespace poolweave::bindings {
 void register_arena(nanobind::module_& m);
 void register_blocks(nanobind::module_& m);
 void register_radix(nanobind::module_& m);
+void register_events(nanobind::module_& m);
 void register_copy(nanobind::module_& m);
 void register_stream(nanobind::module_& m);
 void register_prompt_tree(nanobind::module_& m);

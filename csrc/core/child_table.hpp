@@ -59,6 +59,10 @@ class ChildTable {
         --size_;
     }
 
+    void prefetch(std::uint32_t hash) const noexcept {
+        if (!entries_.empty()) __builtin_prefetch(&entries_[hash & mask()]);
+    }
+
     // The same table as a counter of hashes: one more, after reserve(1), or one less of `hash`.
     void count(std::uint32_t hash) noexcept {
         if (Entry* entry = find(hash, any)) {

@@ -21,6 +21,7 @@ enum class Code {
     kTransfer,      // bytes did not arrive whole
     kOs,            // a system call failed; numbers = {errno}
     kClosed,        // the object was closed before
+    kMalformed,     // bytes from outside that make no sense; numbers = {offset}
 };
 
 class Error : public std::runtime_error {

@@ -436,6 +436,108 @@ class RadixTree:
     def clear_all(self, reason: MissReason) -> NDArray[numpy.uint64]:
         """Everything that is not pinned."""
 
+def chained_keys(tokens: NDArray[numpy.int32], block_tokens: int, parent: bytes) -> NDArray[numpy.uint8]:
+    """Chained 128-bit keys of the whole blocks of int32 tokens."""
+
+def kv_event_scope(adapter: str | None, salt: str | None) -> bytes:
+    """The scope of an adapter and a salt."""
+
+class EventReport:
+    """What one batch of KV events did, in blocks."""
+
+    @property
+    def timestamp(self) -> float: ...
+    @property
+    def stored(self) -> int:
+        """Newly held."""
+
+    @property
+    def repeated(self) -> int:
+        """Held already."""
+
+    @property
+    def removed(self) -> int:
+        """No longer held."""
+
+    @property
+    def unknown(self) -> int:
+        """Removed, but not held."""
+
+    @property
+    def orphans(self) -> int:
+        """Stored after a parent that is not held: not credited."""
+
+    @property
+    def doubtful(self) -> int:
+        """
+        Removed once after several stores: no longer credited, perhaps still there.
+        """
+
+    @property
+    def conflicts(self) -> int:
+        """A hash in use for another block: not credited."""
+
+    @property
+    def skipped(self) -> int:
+        """Of another block size, or without plain tokens."""
+
+    @property
+    def refused(self) -> int:
+        """Above the source's max_blocks."""
+
+    @property
+    def clears(self) -> int:
+        """AllBlocksCleared events."""
+
+    @property
+    def several_groups(self) -> bool:
+        """The source keeps several cache groups."""
+
+class EventIndexStats:
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_entries(self) -> int:
+        """(source, block) pairs."""
+
+    @property
+    def num_sources(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class NativeEventIndex:
+    """Which sources hold which blocks, as told by KV events. Thread-safe."""
+
+    def __init__(self, block_tokens: int) -> None: ...
+    def add_source(self, counts_copies: bool, max_blocks: int, credited_media: int) -> int: ...
+    def drop_source(self, source: int) -> None: ...
+    def set_trusted(self, source: int, trusted: bool) -> None: ...
+    def clear(self, source: int) -> None: ...
+    def apply(self, source: int, payload: bytes) -> EventReport:
+        """
+        Applies one msgpack batch. Raises EventsMalformed and changes nothing when it is none.
+        """
+
+    def match(self, tokens: NDArray[numpy.int32], scope: bytes, extra_keys: Sequence[bytes]) -> NDArray[numpy.int32]:
+        """
+        Leading blocks that each slot holds; 0 for sources that are not trusted.
+        """
+
+    def inventory(
+        self, source: int
+    ) -> list[tuple[int | None, int, bytes, NDArray[numpy.uint64], NDArray[numpy.int32]]]:
+        """
+        Runs of (parent, media, scope, hashes, tokens) that a source holds, parents first.
+        """
+
+    def num_held(self, source: int) -> int: ...
+    def stats(self) -> EventIndexStats: ...
+    def check(self) -> str:
+        """What is wrong; empty when nothing is."""
+
+    @property
+    def block_tokens(self) -> int: ...
+
 class Grid:
     """Memory of one tier as slots x planes x rows, by strides."""
 

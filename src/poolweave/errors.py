@@ -161,6 +161,12 @@ class ModelNotFound(PoolweaveError):
     fields = ("path",)
 
 
+class EventsMalformed(PoolweaveError, ValueError):
+    """A batch of KV events that makes no sense from byte `offset` on; nothing of it was applied."""
+
+    fields = ("offset",)
+
+
 class PlanInfeasible(PoolweaveError):
     """No division of the devices holds both pools; `part` says which one misses: kv, weights or request."""
 

@@ -93,7 +93,7 @@ def test_blocks_are_checked_too() -> None:
     for blocks, error in (([1.5], TypeError), ([-1], ValueError), ([1, 2], ConfigError), ([], ConfigError)):
         with pytest.raises(error):
             index.insert(TOKENS[:16], blocks)
-    with pytest.raises(ConfigError, match="17 tokens are 1 whole blocks, got 2 payloads"):
+    with pytest.raises(ConfigError, match=r"17 tokens are 1 whole blocks, got 2 payloads"):
         index.insert(TOKENS[:17], [1, 2])
     index.insert(TOKENS[:16], [2**64 - 1])
     assert index.match(TOKENS).blocks.tolist() == [2**64 - 1]

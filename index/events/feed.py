@@ -1,0 +1,196 @@
+"""One source's stream of event batches: finds gaps, repeats and restarts, and says what to ask for. No I/O, no clock.
+
+While the feed is in doubt its source is credited with nothing, and what cannot be repaired is begun anew from what is
+known: a source is only ever credited with less than it holds.
+
+    WAITING --batch 0--> LIVE --gap, restart, lost connection--> DEGRADED --replay--> LIVE, or PARTIAL if it fell short
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections import OrderedDict
+from typing import Protocol
+
+from poolweave.errors import EventsMalformed
+from poolweave.index._native import EventReport
+
+_REMEMBERED = 4096  # batches whose digests tell a repeat from a restart
+_REBUILD_AFTER = 10_000  # batches between two attempts of a partial source to become complete
+
+
+class FeedState(enum.Enum):
+    WAITING = "waiting"  # nothing heard yet
+    LIVE = "live"  # credited with all that the source told since it started, was cleared or sent a snapshot
+    PARTIAL = "partial"  # credited with a part of what the source holds
+    DEGRADED = "degraded"  # in doubt: credited with nothing
+
+
+class FeedTarget(Protocol):
+    """What a feed acts on: the holdings of one source."""
+
+    def apply(self, payload: bytes) -> EventReport: ...
+    def clear(self) -> None: ...
+    def set_trusted(self, trusted: bool) -> None: ...
+
+
+class EventFeed:
+    """Mutable, one owner, not thread-safe.
+
+    A method that returns a number asks for a replay from that sequence on: the caller hands every replayed batch to
+    `replayed` and then calls `replay_ended`, also when the replay failed. Until then live batches are kept, at most
+    `max_kept_bytes`. Without `can_replay` nothing is ever asked for, and a gap makes the source begin anew.
+    """
+
+    def __init__(self, target: FeedTarget, *, can_replay: bool = True, max_kept_bytes: int = 256 << 20) -> None:
+        self._target = target
+        self._can_replay = can_replay
+        self._max_kept_bytes = max_kept_bytes
+        self._next = 0  # the sequence expected
+        self._complete = True
+        self._supported = True
+        self._away = False
+        self._digests: OrderedDict[int, bytes] = OrderedDict()
+        self._asked: int | None = None  # where the replay under way starts
+        self._rebuilding = False
+        self._rebuild_from = 0
+        self._kept: dict[int, bytes] = {}
+        self._kept_bytes = 0
+        self.batches = self.gaps = self.repeats = self.restarts = self.malformed = 0
+
+    @property
+    def state(self) -> FeedState:
+        if self._asked is not None or self._away or not self._supported:
+            return FeedState.DEGRADED
+        if self.batches == 0:
+            return FeedState.WAITING
+        return FeedState.LIVE if self._complete else FeedState.PARTIAL
+
+    @property
+    def next_sequence(self) -> int:
+        return self._next
+
+    def receive(self, sequence: int, payload: bytes) -> int | None:
+        """A batch as published."""
+        if self._asked is not None:
+            self._keep(sequence, payload)
+            return None
+        if sequence < self._next:
+            if self._digests.get(sequence) == _digest(payload):
+                self.repeats += 1
+                return None
+            self.restarts += 1
+            self._begin_anew(0)
+        if sequence > self._next:
+            self.gaps += 1
+            self._keep(sequence, payload)
+            return self._ask(max(self._next - 1, 0))
+        was_complete = self._complete
+        self._apply(payload)
+        if self._complete or not self._can_replay or not (was_complete or self._next >= self._rebuild_from):
+            return None
+        self._rebuilding = True
+        return self._ask(0)
+
+    def connected(self) -> int | None:
+        """A link to the source was made, for the first time or again: what was told meanwhile is missing."""
+        self._away = False
+        if self._asked is not None:
+            return self._asked
+        if self.batches == 0 and not self._can_replay:
+            self._set_trust()
+            return None
+        return self._ask(max(self._next - 1, 0))
+
+    def disconnected(self) -> None:
+        """The link was lost: the source is not credited until it is back."""
+        self._away = True
+        self._set_trust()
+
+    def replayed(self, sequence: int, payload: bytes) -> None:
+        """A batch that was asked for; any order, repeats are harmless."""
+        if self._asked is not None:
+            self._keep(sequence, payload)
+
+    def replay_ended(self) -> int | None:
+        """What could be replayed was handed over."""
+        if self._asked is None:
+            return None
+        batches = sorted(self._kept.items())
+        if self._next > 0 and not self._continues():
+            self._begin_anew(0)  # another life of the source, or a gap too long ago to be filled
+            if self._asked > 0:
+                self._asked = 0  # what came before is needed too
+                return 0
+        elif self._rebuilding and batches and (batches[0][0] == 0 or b"AllBlocksCleared" in batches[0][1]):
+            self._begin_anew(0)
+        self._settle(batches)
+        return None
+
+    def _continues(self) -> bool:
+        """The last batch that was applied is the one that the source has under its number."""
+        before = self._kept.get(self._next - 1)
+        return before is not None and self._digests.get(self._next - 1) == _digest(before)
+
+    def _ask(self, sequence: int) -> int | None:
+        self._asked = sequence
+        self._set_trust()
+        if self._can_replay:
+            return sequence
+        self._begin_anew(min(self._kept, default=self._next))
+        self._settle(sorted(self._kept.items()))
+        return None
+
+    def _settle(self, batches: list[tuple[int, bytes]]) -> None:
+        """Apply what was kept; at a hole, forget all that came before it."""
+        self._asked, self._rebuilding = None, False
+        self._kept, self._kept_bytes = {}, 0
+        for sequence, payload in batches:
+            if sequence > self._next:
+                self._begin_anew(sequence)
+            if sequence == self._next:
+                self._apply(payload)
+        self._rebuild_from = self._next + _REBUILD_AFTER
+        self._set_trust()
+
+    def _apply(self, payload: bytes) -> None:
+        self.batches += 1
+        try:
+            report = self._target.apply(payload)
+        except EventsMalformed:
+            self.malformed += 1
+            self._begin_anew(self._next + 1)
+            return
+        if report.clears:
+            self._complete = True
+        if report.orphans or report.doubtful or report.conflicts or report.refused:
+            self._complete = False
+        if report.several_groups:
+            self._supported = False
+            self._set_trust()
+        self._digests[self._next] = _digest(payload)
+        if len(self._digests) > _REMEMBERED:
+            self._digests.popitem(last=False)
+        self._next += 1
+
+    def _set_trust(self) -> None:
+        self._target.set_trusted(self._asked is None and not self._away and self._supported)
+
+    def _begin_anew(self, sequence: int) -> None:
+        self._target.clear()
+        self._digests.clear()
+        self._next = sequence
+        self._complete = sequence == 0
+
+    def _keep(self, sequence: int, payload: bytes) -> None:
+        if sequence in self._kept:
+            return
+        self._kept[sequence] = payload
+        self._kept_bytes += len(payload)
+        while self._kept_bytes > self._max_kept_bytes:  # the newest matter: with them it begins anew
+            self._kept_bytes -= len(self._kept.pop(min(self._kept)))
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=8).digest()
