@@ -57,6 +57,8 @@ class EventFeed:
         self._rebuild_from = 0
         self._kept: dict[int, bytes] = {}
         self._kept_bytes = 0
+        self._newest = -1  # the last live batch kept
+        self._torn = False  # what is kept contradicts itself
         self.batches = self.gaps = self.repeats = self.restarts = self.malformed = 0
 
     @property
@@ -74,6 +76,8 @@ class EventFeed:
     def receive(self, sequence: int, payload: bytes) -> int | None:
         """A batch as published."""
         if self._asked is not None:
+            self._torn |= sequence < self._newest
+            self._newest = sequence
             self._keep(sequence, payload)
             return None
         if sequence < self._next:
@@ -96,8 +100,6 @@ class EventFeed:
     def connected(self) -> int | None:
         """A link to the source was made, for the first time or again: what was told meanwhile is missing."""
         self._away = False
-        if self._asked is not None:
-            return self._asked
         if self.batches == 0 and not self._can_replay:
             self._set_trust()
             return None
@@ -106,6 +108,7 @@ class EventFeed:
     def disconnected(self) -> None:
         """The link was lost: the source is not credited until it is back."""
         self._away = True
+        self._forget_kept()
         self._set_trust()
 
     def replayed(self, sequence: int, payload: bytes) -> None:
@@ -117,6 +120,11 @@ class EventFeed:
         """What could be replayed was handed over."""
         if self._asked is None:
             return None
+        if self._torn:
+            self._forget_kept()  # two lives of the source are mixed up: ask the present one for everything
+            self._begin_anew(0)
+            self._asked = 0
+            return 0
         batches = sorted(self._kept.items())
         if self._next > 0 and not self._continues():
             self._begin_anew(0)  # another life of the source, or a gap too long ago to be filled
@@ -145,7 +153,7 @@ class EventFeed:
     def _settle(self, batches: list[tuple[int, bytes]]) -> None:
         """Apply what was kept; at a hole, forget all that came before it."""
         self._asked, self._rebuilding = None, False
-        self._kept, self._kept_bytes = {}, 0
+        self._forget_kept()
         for sequence, payload in batches:
             if sequence > self._next:
                 self._begin_anew(sequence)
@@ -184,12 +192,17 @@ class EventFeed:
         self._complete = sequence == 0
 
     def _keep(self, sequence: int, payload: bytes) -> None:
-        if sequence in self._kept:
+        known = self._kept.get(sequence)
+        if known is not None:
+            self._torn |= known != payload
             return
         self._kept[sequence] = payload
         self._kept_bytes += len(payload)
         while self._kept_bytes > self._max_kept_bytes:  # the newest matter: with them it begins anew
             self._kept_bytes -= len(self._kept.pop(min(self._kept)))
+
+    def _forget_kept(self) -> None:
+        self._kept, self._kept_bytes, self._newest, self._torn = {}, 0, -1, False
 
 
 def _digest(payload: bytes) -> bytes:
