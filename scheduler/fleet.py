@@ -43,6 +43,7 @@ class Fleet:
         self._groups: dict[tuple[Role, ...], SlotArray] = {}
         self.own_queued_s: Floats = np.zeros(0)
         self.others_s: Floats = np.zeros(0)
+        self._pending_s: Floats = np.zeros(0)  # the sum of both, kept for the hot path
         self.slowness: Floats = np.zeros(0)  # prefill and decode times are multiplied by it
         self.credit: Floats = np.zeros(0)  # share of a prompt tree's match that is believed
         self.num_prefills: Counts = np.zeros(0, np.int64)
@@ -56,8 +57,10 @@ class Fleet:
             raise ConfigError(f"instance {name!r} is known already; remove it first", setting="instance", value=name)
         slot = self.slots.add(name)
         self._grow(self.slots.capacity)
-        for array in (self.own_queued_s, self.others_s, self.num_prefills, self.num_sequences, self.kv_tokens):
-            array[slot] = 0
+        for array in (self.own_queued_s, self.others_s, self._pending_s):
+            array[slot] = 0.0
+        for counts in (self.num_prefills, self.num_sequences, self.kv_tokens):
+            counts[slot] = 0
         self.credit[slot] = 1.0
         self._roles[slot], self._accepts[slot] = role, True
         self._groups.clear()
@@ -105,18 +108,20 @@ class Fleet:
 
     def queued_s(self, slots: SlotArray) -> Floats:
         """Seconds of prefill that each of `slots` has before it."""
-        queued: Floats = self.own_queued_s[slots] + self.others_s[slots]
+        queued: Floats = self._pending_s[slots]
         return queued
 
     def enqueue(self, slot: int, seconds: float) -> None:
         self.own_queued_s[slot] += seconds
         self.num_prefills[slot] += 1
+        self._pending_s[slot] += seconds
 
     def dequeue(self, slot: int, seconds: float) -> None:
         self.num_prefills[slot] -= 1
         # Sums of floats drift: an empty queue is exactly empty.
         left = self.own_queued_s[slot] - seconds
         self.own_queued_s[slot] = max(left, 0.0) if self.num_prefills[slot] else 0.0
+        self._pending_s[slot] = self.own_queued_s[slot] + self.others_s[slot]
 
     def begin_decode(self, slot: int, kv_tokens: int) -> None:
         self.num_sequences[slot] += 1
@@ -130,6 +135,7 @@ class Fleet:
         """The instance's own account of its queue: what exceeds ours came from other schedulers. Raises UnknownPeer."""
         slot = self.slots.slot(name)
         self.others_s[slot] = max(queued_s - float(self.own_queued_s[slot]), 0.0)
+        self._pending_s[slot] = self.own_queued_s[slot] + self.others_s[slot]
 
     def loads(self) -> tuple[InstanceLoad, ...]:
         """A snapshot of all instances, by slot."""
@@ -138,7 +144,7 @@ class Fleet:
                 name=self.slots.name(slot),
                 role=role,
                 accepts=self._accepts[slot],
-                queued_s=float(self.own_queued_s[slot] + self.others_s[slot]),
+                queued_s=float(self._pending_s[slot]),
                 num_prefills=int(self.num_prefills[slot]),
                 num_sequences=int(self.num_sequences[slot]),
                 kv_tokens=int(self.kv_tokens[slot]),
@@ -152,9 +158,11 @@ class Fleet:
             assert min(load.queued_s, load.num_prefills, load.num_sequences, load.kv_tokens) >= 0, load
             slot = self.slots.slot(load.name)
             assert load.num_prefills or self.own_queued_s[slot] == 0, load
+            total = self.own_queued_s[slot] + self.others_s[slot]
+            assert abs(load.queued_s - total) <= 1e-9 * (1 + total), load
 
     def _grow(self, capacity: int) -> None:
-        for name in ("own_queued_s", "others_s", "slowness", "credit"):
+        for name in ("own_queued_s", "others_s", "_pending_s", "slowness", "credit"):
             setattr(self, name, _grown(getattr(self, name), capacity))
         for name in ("num_prefills", "num_sequences", "kv_tokens", "kv_capacity"):
             setattr(self, name, _grown(getattr(self, name), capacity))

@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 import xxhash
 
+from poolweave.scheduler._native import draw_lowest as native_draw_lowest
 from poolweave.scheduler.fleet import Floats, SlotArray, TokenCounts
 from poolweave.scheduler.slots import Slots
-
-_TIE = 1e-9  # relative: predictions are not known better
 
 
 class Candidates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -29,7 +28,7 @@ class Candidates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cached_tokens: TokenCounts  # leading tokens that need not be computed
     queued_s: Floats  # work before it
     own_s: Floats  # predicted time of the prompt itself
-    uncached_s: Floats | float  # predicted time of the prompt where nothing is held
+    uncached_s: Floats | float  # how unlike they are where nothing is held: predicted times, up to a constant
     num_tokens: int
     session: str | None = None
 
@@ -42,10 +41,8 @@ class RoutingPolicy(Protocol):
 
 
 def draw_lowest(costs: Floats, lot: random.Random) -> int:
-    """Index of the lowest cost; one of them by lot where several are lowest."""
-    lowest = float(costs[costs.argmin()])
-    equal = (costs <= lowest + abs(lowest) * _TIE).nonzero()[0]
-    return int(equal[0] if len(equal) == 1 else equal[lot.randrange(len(equal))])
+    """Index of the lowest cost; one of them by lot where several are lowest, up to a relative 1e-9."""
+    return native_draw_lowest(costs, lot.getrandbits(32))
 
 
 @dataclass(slots=True)

@@ -49,10 +49,10 @@ class PrefillChoice:
         """`blocks` [slots]: leading blocks that each is believed to hold, of those that may be reused."""
         cached: TokenCounts = blocks * self._config.block_tokens
         own_s: Floats = self._model.prefill_s(prompt.num_tokens, cached)
-        uncached_s: Floats | float = self._model.prefill_s(prompt.num_tokens, 0)
+        uncached_s: Floats | float = 0.0
         slowness = None if self._fleet.uniform else self._fleet.slowness[slots]
         if slowness is not None:
-            own_s, uncached_s = own_s * slowness, uncached_s * slowness
+            own_s, uncached_s = own_s * slowness, self._model.prefill_s(prompt.num_tokens, 0) * slowness
         fetches = None
         best = int(cached.argmax()) if self._move is not None else 0
         if self._move is not None and cached[best]:

@@ -678,6 +678,13 @@ def block_keys(
 def tokens_of_list(tokens: list[Any]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))] | None:
     """A list of plain ints as int32 tokens, or None."""
 
+def draw_lowest(
+    costs: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)], lot: int
+) -> int:
+    """
+    Index of the lowest cost, of equal ones the one that the number `lot` falls on.
+    """
+
 class PromptTreeStats:
     @property
     def blocks(self) -> int: ...

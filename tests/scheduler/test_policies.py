@@ -111,3 +111,9 @@ def test_every_policy_chooses_among_few_and_many(name: str) -> None:
     for size in (1, 2, 9):
         for session in (None, "s"):
             assert 0 <= policy.choose(candidates([1.0] * size, [1.0] * size, session)) < size
+
+
+def test_no_cost_to_choose_from() -> None:
+    with pytest.raises(ValueError, match="no cost"):
+        draw_lowest(np.zeros(0), random.Random(0))
+    assert draw_lowest(np.array([np.nan, np.nan]), random.Random(0)) == 0
