@@ -57,7 +57,7 @@ def test_b_unique_prompts_one_by_one_reach_every_worker() -> None:
         router.finished(route.request_id)
         counts[route.prefill] += 1
     assert min(counts[name] for name in WORKERS) >= 0.05 * 400
-    assert min(counts[name] for name in WORKERS) == 45
+    assert min(counts[name] for name in WORKERS) == 41
 
 
 @pytest.mark.parametrize("policy", ["prompt_tree", "power_of_two"])

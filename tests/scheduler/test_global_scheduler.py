@@ -372,4 +372,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
