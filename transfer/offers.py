@@ -12,13 +12,13 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sortedcontainers import SortedDict
-
 from poolweave.errors import DuplicateTransfer
 from poolweave.transfer.leases import NUM_SLOTS, SLOT_BITS, slot_of
 from poolweave.transfer.messages import Offer
 from poolweave.transfer.shipment import Shipment, Transfer
 from poolweave.transfer.store import Loan
+
+_MOST_STALE = 64  # deadlines of ended offers that are kept beside twice the live ones
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +80,8 @@ class OfferBook:
         self._open: dict[int, OpenOffer] = {}
         self._tags: dict[tuple[str, bytes], OpenOffer] = {}
         self._lanes: dict[str, _Lane] = defaultdict(_Lane)
-        self._deadlines: SortedDict = SortedDict()  # (deadline, id) -> offer
+        self._live: dict[int, OpenOffer] = {}  # by id(), waiting and open
+        self._heap: list[tuple[float, int, OpenOffer]] = []  # (deadline, tie); stale once the offer's deadline differs
 
     def add(self, offer: OpenOffer) -> None:
         """Queue an offer. Raises DuplicateTransfer when its (peer, tag) is on its way already; then nothing changed."""
@@ -89,7 +90,8 @@ class OfferBook:
             if (offer.peer, tag) in self._tags:
                 raise DuplicateTransfer(f"a transfer {tag!r} to {offer.peer} is on its way; use another tag", tag=tag)
             self._tags[offer.peer, tag] = offer
-        self._deadlines[offer.deadline, id(offer)] = offer
+        self._live[id(offer)] = offer
+        self._push_deadline(offer)
         heapq.heappush(self._lanes[offer.peer].waiting, (-offer.priority, next(self._arrival), offer))
 
     def admit(self, peer: str) -> OpenOffer | None:
@@ -121,13 +123,12 @@ class OfferBook:
 
     def extend(self, offer: OpenOffer, deadline: float) -> None:
         """Give an offer another deadline: its lease begins when it is sent."""
-        del self._deadlines[offer.deadline, id(offer)]
         offer.deadline = deadline
-        self._deadlines[deadline, id(offer)] = offer
+        self._push_deadline(offer)
 
     def close(self, offer: OpenOffer) -> bool:
         """Take an offer out, waiting or open; its word may be used again. False when it was out before."""
-        if self._deadlines.pop((offer.deadline, id(offer)), None) is None:
+        if self._live.pop(id(offer), None) is None:
             return False
         if offer.shipment.tag:
             del self._tags[offer.peer, offer.shipment.tag]
@@ -136,20 +137,25 @@ class OfferBook:
             self._retire_number(offer, lane)
         else:
             offer.number = -1
-        if not lane.num_open and all(waiting.number < 0 for _, _, waiting in lane.waiting):
+        if not lane.num_open and not any(waiting.number == 0 for _, _, waiting in lane.waiting):
             del self._lanes[offer.peer]
         return True
 
     def of_peer(self, peer: str) -> list[OpenOffer]:
         """All offers to `peer`, open and waiting."""
-        return [offer for offer in self._deadlines.values() if offer.peer == peer]
+        return [offer for offer in self._live.values() if offer.peer == peer]
 
     def expired(self, now: float) -> list[OpenOffer]:
         """The offers whose deadline is not after `now`, oldest first; they stay until closed."""
-        return [self._deadlines[key] for key in self._deadlines.irange(maximum=(now, math.inf))]
+        if self.next_deadline() > now:
+            return []
+        return sorted((o for o in self._live.values() if o.deadline <= now), key=lambda o: o.deadline)
 
     def next_deadline(self) -> float:
-        return float(self._deadlines.peekitem(0)[0][0]) if self._deadlines else math.inf
+        heap = self._heap
+        while heap and not self._is_current(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
 
     def has_waiting(self, peer: str) -> bool:
         return peer in self._lanes and any(offer.number == 0 for _, _, offer in self._lanes[peer].waiting)
@@ -163,7 +169,7 @@ class OfferBook:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._deadlines) - len(self._open)
+        return len(self._live) - len(self._open)
 
     def open_numbers(self) -> list[int]:
         return sorted(self._open)
@@ -177,9 +183,20 @@ class OfferBook:
         slots = [slot_of(number) for number in self._open]
         assert len(set(slots)) == len(slots), "two offers share a lease word"
         assert not set(slots) & set(self._free), "a lease word is free and used"
-        assert set(self._open.values()) <= set(self._deadlines.values()), "an open offer has no deadline"
-        tagged = [offer for offer in self._deadlines.values() if offer.shipment.tag]
+        assert set(self._open.values()) <= set(self._live.values()), "an open offer is not live"
+        current = {id(entry[2]) for entry in self._heap if self._is_current(entry)}
+        assert current == set(self._live), "deadlines and offers differ"
+        tagged = [offer for offer in self._live.values() if offer.shipment.tag]
         assert len(tagged) == len(self._tags), "tags and offers differ"
+
+    def _push_deadline(self, offer: OpenOffer) -> None:
+        if len(self._heap) > 2 * len(self._live) + _MOST_STALE:
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (offer.deadline, next(self._arrival), offer))
+
+    def _is_current(self, entry: tuple[float, int, OpenOffer]) -> bool:
+        return entry[2].deadline == entry[0] and id(entry[2]) in self._live
 
     def _retire_number(self, offer: OpenOffer, lane: _Lane) -> None:
         del self._open[offer.number]

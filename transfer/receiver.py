@@ -6,21 +6,20 @@ Whatever fails in between releases the placement and answers Failed. Source: Mem
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from poolweave.errors import (
     InstanceClosed,
     LayoutMismatch,
-    PeerLost,
     PoolweaveError,
     ProtocolError,
     StaleEpoch,
@@ -28,48 +27,21 @@ from poolweave.errors import (
     UnknownPeer,
 )
 from poolweave.transfer import messages
-from poolweave.transfer._native import Abort, Outcome
+from poolweave.transfer._native import Abort
 from poolweave.transfer.arrivals import ArrivalBook
 from poolweave.transfer.door import Door
 from poolweave.transfer.frames import session_keys
 from poolweave.transfer.link import Link
 from poolweave.transfer.messages import REQUESTS, decode, describe, encode
+from poolweave.transfer.pulls import Job, Session, pull
 from poolweave.transfer.reservations import ReservationBook
 from poolweave.transfer.shipment import Arrival, no_blocks
-from poolweave.transfer.store import BlockStore, Incoming, Placement
-from poolweave.transfer.transport import Home, PullSlice, Source, Transport
+from poolweave.transfer.store import BlockStore, Incoming
+from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier, UInt64Array
 
 _INLINE_BYTES = 1 << 20  # a pull up to this size runs on the loop's thread: a hop to another costs more
-_SLICE_BYTES = 64 << 20  # a longer pull reports its progress after each
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One peer's connection, as long as it lasts. Used on the loop's thread; `jobs` also by pull workers."""
-
-    peer: str
-    link: Link
-    source: Source
-    jobs: dict[int, Job] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One offer being pulled."""
-
-    session: Session
-    offer: messages.Offer
-    deadline: float
-    abort: Abort
-    placement: Placement | None = None
-    nbytes: int = 0
-    calls: int = 0
-
-    @property
-    def owner(self) -> tuple[int, int]:
-        return id(self.session), self.offer.offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +76,7 @@ class Receiver:
         self._never = Abort()
         self._closed = False
         self._counts = dict.fromkeys(("done", "failed", "bytes"), 0)
+        self._counting = threading.Lock()
 
     def claim(self, tag: bytes, timeout: float | None) -> Arrival:
         return self._arrivals.claim(tag, timeout)
@@ -216,6 +189,7 @@ class Receiver:
         if isinstance(error, ProtocolError):
             _log.warning("dropped the connection of %s: %s", session.peer, error)
         self._sessions.discard(session)
+        session.lost = True
         for job in list(session.jobs.values()):
             job.abort.set()
         session.source.close()
@@ -233,6 +207,9 @@ class Receiver:
             self._place(job)
         except PoolweaveError as error:
             self._fail(job, error)
+            return
+        except Exception as error:  # noqa: BLE001  # the request's boundary: it fails alone
+            self._fail_unexpectedly(job, error)
             return
         if job.nbytes == 0 or (session.source.is_instant and job.nbytes <= _INLINE_BYTES):
             self._run(job)
@@ -271,7 +248,7 @@ class Receiver:
             job.abort.set()
         elif cancel.tag:
             error = TransferFailed(f"{session.peer} took the transfer back", peer=session.peer, reason="cancelled")
-            self._arrivals.withdraw(cancel.tag, (id(session), cancel.offer), error)
+            self._arrivals.withdraw(cancel.tag, (session, cancel.offer), error)
 
     def _take_reserve(self, session: Session, request: messages.Reserve) -> None:
         try:
@@ -279,79 +256,23 @@ class Receiver:
             number = self._reservations.add(session, request.num_blocks, Tier(request.tier), deadline)
         except (PoolweaveError, ValueError) as error:
             problem = error if isinstance(error, PoolweaveError) else ProtocolError(f"unknown tier {request.tier}")
-            self._tell(session, messages.Failed(request.request, *describe(problem)))
+            session.tell(messages.Failed(request.request, *describe(problem)))
             return
         self._wake_by(deadline)
-        self._tell(session, messages.Reserved(request.request, number))
+        session.tell(messages.Reserved(request.request, number))
 
     # --- pulls: on the loop's thread or a worker's ---------------------------------------------------------------
 
     def _run(self, job: Job) -> None:
         try:
-            self._pull(job)
+            pull(self._home, job)
             blocks = self._store.commit(job.placement) if job.placement is not None else no_blocks()
         except PoolweaveError as error:
             self._fail(job, error)
         except Exception as error:  # noqa: BLE001  # the request's boundary: it fails alone
-            _log.exception("an offer of %s failed", job.session.peer)
-            self._fail(job, TransferFailed(f"internal error at the receiver: {error!r}", reason="internal"))
+            self._fail_unexpectedly(job, error)
         else:
             self._succeed(job, blocks)
-
-    def _pull(self, job: Job) -> None:
-        placement, offer = job.placement, job.offer
-        if placement is None or not len(placement.fresh):
-            return
-        held, count = len(placement.held), len(placement.fresh)
-        hashes = np.empty(count, np.uint64) if offer.checksums else None
-        step = max(1, _SLICE_BYTES // self._home.memory.layout.block_bytes)
-        for first in range(0, count, step):
-            end = min(count, first + step)
-            target = self._home.memory.extents(placement.tiers[first:end], placement.slots[first:end])
-            part = PullSlice(
-                offer=offer,
-                first=held + first,
-                target=target,
-                hashes=hashes[first:end] if hashes is not None else None,
-                abort=job.abort,
-                timeout_s=job.deadline - time.monotonic(),
-            )
-            self._pull_slice(job, part)
-            job.calls += target.num_coalesced
-            if end < count:
-                self._tell(job.session, messages.Progress(offer.offer, held + end, offer.num_blocks))
-        if hashes is not None:
-            self._verify(job, hashes, np.frombuffer(offer.checksums, np.uint64)[held:])
-
-    def _pull_slice(self, job: Job, part: PullSlice) -> None:
-        peer = job.session.peer
-        where = f"blocks {part.first} to {part.first + part.target.num_blocks - 1}"
-        try:
-            outcome = Outcome.ABORTED if job.abort.is_set else job.session.source.pull(part)
-        except PoolweaveError as error:
-            if job.abort.is_set:
-                outcome = Outcome.ABORTED
-            else:
-                raise TransferFailed(
-                    f"pulling {where} from {peer} failed: {error}", peer=peer, part=where, reason="pull"
-                ) from error
-        if outcome == Outcome.DONE:
-            return
-        if job.session not in self._sessions and not self._closed:
-            raise PeerLost(f"{peer} was lost while {where} were pulled", peer=peer, part=where, reason="lost")
-        reason = "its lease ended" if outcome == Outcome.REVOKED else "it was cancelled"
-        raise TransferFailed(f"pulling {where} from {peer} stopped: {reason}", peer=peer, part=where, reason="lease")
-
-    def _verify(self, job: Job, got: UInt64Array, wanted: UInt64Array) -> None:
-        if got.tobytes() != wanted.tobytes():
-            wrong = np.flatnonzero(got != wanted)
-            first = int(wrong[0]) + job.offer.num_blocks - len(got)
-            raise TransferFailed(
-                f"{len(wrong)} of {len(got)} blocks from {job.session.peer} have wrong checksums, first block {first}",
-                peer=job.session.peer,
-                part=f"block {first}",
-                reason="checksum",
-            )
 
     def _succeed(self, job: Job, blocks: UInt64Array) -> None:
         offer, session = job.offer, job.session
@@ -363,9 +284,10 @@ class Receiver:
             return
         if not offer.tag and len(blocks):
             self._store.release(blocks)  # nobody will ask for them: the index has its own references
-        self._counts["done"] += 1
-        self._counts["bytes"] += job.nbytes
-        self._tell(session, messages.Confirm(offer.offer, pulled, job.nbytes, job.calls))
+        with self._counting:
+            self._counts["done"] += 1
+            self._counts["bytes"] += job.nbytes
+        session.tell(messages.Confirm(offer.offer, pulled, job.nbytes, job.calls))
 
     def _settle(self, job: Job, blocks: UInt64Array, pulled: int) -> bool:
         """Hand the blocks to who asks for the tag. False when it was withdrawn: then they are released."""
@@ -389,10 +311,11 @@ class Receiver:
             self._wake_by(job.deadline)
         self._answer_failure(job, error)
 
-    def _answer_failure(self, job: Job, error: PoolweaveError) -> None:
-        self._counts["failed"] += 1
-        self._tell(job.session, messages.Failed(job.offer.offer, *describe(error)))
+    def _fail_unexpectedly(self, job: Job, error: Exception) -> None:
+        _log.exception("an offer of %s failed", job.session.peer)
+        self._fail(job, TransferFailed(f"internal error at the receiver: {error!r}", reason="internal"))
 
-    def _tell(self, session: Session, answer: messages.Answer) -> None:
-        with contextlib.suppress(TransferFailed):  # the sender is gone: it knows by the same loss
-            session.link.send(encode(answer))
+    def _answer_failure(self, job: Job, error: PoolweaveError) -> None:
+        with self._counting:
+            self._counts["failed"] += 1
+        job.session.tell(messages.Failed(job.offer.offer, *describe(error)))

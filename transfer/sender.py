@@ -145,12 +145,11 @@ class Sender:
             expired = self._book.expired(now) if self._book.next_deadline() <= now else []
         for offer in expired:
             what = "its lease ended" if offer.number > 0 else "it waited too long for its turn"
-            if self._finish(offer, TransferTimeout(
+            message = (
                 f"transfer of {offer.transfer.num_blocks} blocks to {offer.peer} failed: {what} after "
-                f"{offer.lease_s:g} s; raise lease_s or send less at once",
-                peer=offer.peer, reason="lease",
-            )):  # fmt: skip
-                self._counts["expired"] += 1
+                f"{offer.lease_s:g} s; raise lease_s or send less at once"
+            )
+            self._finish(offer, TransferTimeout(message, peer=offer.peer, reason="lease"))
         dials = self._dialer.tick(now)
         with self._lock:
             return min(dials, self._book.next_deadline())
@@ -253,25 +252,35 @@ class Sender:
             if isinstance(end, PoolweaveError) and offer.number > 0 and peer is not None and peer.ready:
                 self._tell(peer, messages.Cancel(offer.number, offer.shipment.tag))
             waiting = self._book.has_waiting(offer.peer)
-        if offer.scheme:
-            self._transports[offer.scheme].revoke(offer)
-        self._store.give_back(offer.loan)
-        if isinstance(end, PoolweaveError):
-            self._counts["failed"] += 1
-            offer.transfer._fail(end)
-        else:
-            self._counts["done"] += 1
-            self._counts["bytes"] += end.nbytes
-            offer.transfer._succeed(end.pulled_blocks, end.nbytes, end.calls)
+            self._count(end)
+        try:
+            if offer.scheme:
+                self._transports[offer.scheme].revoke(offer)
+            self._store.give_back(offer.loan)
+        finally:  # whatever the store says, nobody waits for ever
+            if isinstance(end, PoolweaveError):
+                offer.transfer._fail(end)
+            else:
+                offer.transfer._succeed(end.pulled_blocks, end.nbytes, end.calls)
         if waiting and peer is not None and not self._closed:
             self._pump(peer)
         return True
+
+    def _count(self, end: PoolweaveError | messages.Confirm) -> None:
+        """Under the lock."""
+        if not isinstance(end, PoolweaveError):
+            self._counts["done"] += 1
+            self._counts["bytes"] += end.nbytes
+            return
+        self._counts["failed"] += 1
+        reason = getattr(end, "reason", None)
+        if reason in ("lease", "cancelled"):
+            self._counts["expired" if reason == "lease" else "cancelled"] += 1
 
     def _cancel(self, offer: OpenOffer) -> bool:
         ended = self._finish(
             offer, TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
         )
-        self._counts["cancelled"] += ended
         return ended
 
     def _abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool = False) -> None:

@@ -145,7 +145,7 @@ def test_bytes_in_flight_are_bounded_and_the_rest_waits(world: World, gate: Gate
 
 
 def test_progress_is_told_and_reaches_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poolweave.transfer.receiver._SLICE_BYTES", LARGE.block_bytes)
+    monkeypatch.setattr("poolweave.transfer.pulls._SLICE_BYTES", LARGE.block_bytes)
     a, b = world.pair(layout=LARGE)
     seen = []
     sent = a.engine.offer(b.name, a.shipment(16, tag=b"p"))

@@ -1,0 +1,115 @@
+"""Pulling the blocks of one offer into their places: slice by slice, lease and checksums looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from poolweave.errors import PeerLost, PoolweaveError, TransferFailed
+from poolweave.transfer import messages
+from poolweave.transfer._native import Abort, Outcome
+from poolweave.transfer.link import Link
+from poolweave.transfer.messages import encode
+from poolweave.transfer.store import Placement
+from poolweave.transfer.transport import Home, PullSlice, Source
+from poolweave.types import UInt64Array
+
+_SLICE_BYTES = 64 << 20  # a longer pull reports its progress after each
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One peer's connection, as long as it lasts. Used on the loop's thread; `jobs` also by pull workers."""
+
+    peer: str
+    link: Link
+    source: Source
+    jobs: dict[int, Job] = field(default_factory=dict)
+    lost: bool = False
+
+    def tell(self, answer: messages.Answer) -> None:
+        """Best effort: a sender that is gone knows by the same loss."""
+        with contextlib.suppress(TransferFailed):
+            self.link.send(encode(answer))
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One offer being pulled."""
+
+    session: Session
+    offer: messages.Offer
+    deadline: float
+    abort: Abort
+    placement: Placement | None = None
+    nbytes: int = 0
+    calls: int = 0
+
+    @property
+    def owner(self) -> tuple[Session, int]:
+        return self.session, self.offer.offer
+
+
+def pull(home: Home, job: Job) -> None:
+    """Move the blocks that the placement lacks into place and check them; a long pull tells its progress.
+
+    Runs on any thread. Raises TransferFailed, PeerLost; then nothing of the placement is valid.
+    """
+    placement, offer = job.placement, job.offer
+    if placement is None or not len(placement.fresh):
+        return
+    held, count = len(placement.held), len(placement.fresh)
+    hashes = np.empty(count, np.uint64) if offer.checksums else None
+    step = max(1, _SLICE_BYTES // home.memory.layout.block_bytes)
+    for first in range(0, count, step):
+        end = min(count, first + step)
+        target = home.memory.extents(placement.tiers[first:end], placement.slots[first:end])
+        part = PullSlice(
+            offer=offer,
+            first=held + first,
+            target=target,
+            hashes=hashes[first:end] if hashes is not None else None,
+            abort=job.abort,
+            timeout_s=job.deadline - time.monotonic(),
+        )
+        _pull_slice(job, part)
+        job.calls += target.num_coalesced
+        if end < count:
+            job.session.tell(messages.Progress(offer.offer, held + end, offer.num_blocks))
+    if hashes is not None:
+        _verify(job, hashes, np.frombuffer(offer.checksums, np.uint64)[held:])
+
+
+def _pull_slice(job: Job, part: PullSlice) -> None:
+    peer = job.session.peer
+    where = f"blocks {part.first} to {part.first + part.target.num_blocks - 1}"
+    try:
+        outcome = Outcome.ABORTED if job.abort.is_set else job.session.source.pull(part)
+    except PoolweaveError as error:
+        if job.abort.is_set:
+            outcome = Outcome.ABORTED
+        else:
+            raise TransferFailed(
+                f"pulling {where} from {peer} failed: {error}", peer=peer, part=where, reason="pull"
+            ) from error
+    if outcome == Outcome.DONE:
+        return
+    if job.session.lost:
+        raise PeerLost(f"{peer} was lost while {where} were pulled", peer=peer, part=where, reason="lost")
+    reason = "its lease ended" if outcome == Outcome.REVOKED else "it was cancelled"
+    raise TransferFailed(f"pulling {where} from {peer} stopped: {reason}", peer=peer, part=where, reason="lease")
+
+
+def _verify(job: Job, got: UInt64Array, wanted: UInt64Array) -> None:
+    if got.tobytes() != wanted.tobytes():
+        wrong = np.flatnonzero(got != wanted)
+        first = int(wrong[0]) + job.offer.num_blocks - len(got)
+        raise TransferFailed(
+            f"{len(wrong)} of {len(got)} blocks from {job.session.peer} have wrong checksums, first block {first}",
+            peer=job.session.peer,
+            part=f"block {first}",
+            reason="checksum",
+        )
