@@ -74,11 +74,10 @@ class Allocator:
 
     def released(self, available: int) -> None:
         """`available` blocks became free or evictable: whoever waits for that goes on."""
-        if available:
-            if self._resizer.draining:
-                self._resizer.drain_all()
-            if self.waiters:
-                self.waiters.notify()
+        if available and self._resizer.draining:
+            self._resizer.drain_all()
+        if available and self.waiters:
+            self.waiters.notify()
 
     def _try(self, num_blocks: int, tier: Tier) -> UInt64Array | None:
         handles = np.empty(num_blocks, np.uint64)

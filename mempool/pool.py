@@ -68,7 +68,7 @@ class MemPool:
         self._epoch = secrets.randbits(63) | 1
         self._name = NameLock(self.instance)
         try:
-            self._space = _build_space(layout, hbm, dram, config)
+            self._space = _build_space(layout, hbm, dram, config, self._epoch)
         except BaseException:
             self._name.close()
             raise
@@ -76,6 +76,7 @@ class MemPool:
         self._reclaimer = Reclaimer(self._space)
         self._resizer = Resizer(self._space, self._reclaimer)
         self._allocator = Allocator(self._space, self._reclaimer, self._resizer)
+        self._watched = (self._resizer.draining, self._allocator.waiters.turns)  # empty: nobody waits for blocks
         self._catalogue = Catalogue(self._space, Identity(layout=layout.fingerprint(), dtype=layout.dtype))
         store = PoolStore(self._space, self._catalogue, self._allocator)
         self._links = Links(self.instance, store, self._catalogue, config.transfer)
@@ -92,10 +93,8 @@ class MemPool:
         """
         if timeout is not None:
             return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout), self._epoch)
-        handles = np.empty(num_blocks, np.uint64)
-        if not self._table.alloc(handles, tier._value_):
-            handles = self._allocator.alloc(num_blocks, tier)
-        return Blocks(handles, self._epoch)
+        blocks = self._table.alloc_blocks(num_blocks, tier._value_)
+        return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
 
     async def alloc_async(self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None) -> Blocks:
         """alloc() that waits as a task, for ever when `timeout` is None. Cancelling it allocates nothing."""
@@ -103,7 +102,12 @@ class MemPool:
 
     def free(self, blocks: BlocksLike) -> None:
         """Drop one of the caller's references on each; the last one frees a block that is not indexed."""
-        self._allocator.released(self._table.free(self._handles(blocks)))
+        try:
+            available = self._table.free_blocks(blocks)  # type: ignore[arg-type]
+        except TypeError:  # an array or a list
+            available = self._table.free(self._handles(blocks))
+        if self._watched[0] or self._watched[1]:
+            self._allocator.released(available)
 
     def retain(self, blocks: BlocksLike) -> None:
         """One more reference on each for the caller, to free() later."""
@@ -347,7 +351,7 @@ class MemPool:
 
 
 def _build_space(
-    layout: KVLayout, hbm: int | str | Arena, dram: int | str | Arena, config: PoolConfig
+    layout: KVLayout, hbm: int | str | Arena, dram: int | str | Arena, config: PoolConfig, epoch: int
 ) -> BlockSpace:  # fmt: skip
     sizes = {HBM: ("hbm", hbm, config.max_hbm), DRAM: ("dram", dram, config.max_dram)}
     tiers: dict[int, TierMemory] = {}
@@ -362,7 +366,7 @@ def _build_space(
             tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
             tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
-    return BlockSpace(layout, BlockTable(*limits), tiers, RadixIndex(layout.block_tokens), config.copy_threads)
+    return BlockSpace(layout, BlockTable(limits[0], limits[1], epoch), tiers, RadixIndex(layout.block_tokens), config.copy_threads)
 
 
 def _tier_stats(space: BlockSpace, number: int, memory: TierMemory) -> TierStats:

@@ -22,40 +22,40 @@ class WaitQueue:
     """First come, first served. Thread-safe. Truthy while somebody waits."""
 
     def __init__(self) -> None:
-        self._turns: deque[Turn] = deque()
+        self.turns: deque[Turn] = deque()
         self._mutex = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self.turns)
 
     def enter(self, wake: Callable[[], None]) -> Turn:
         """Stand in line. `wake` is called at each chance while the turn is first; it must not block."""
         turn = Turn(wake)
         with self._mutex:
-            self._turns.append(turn)
+            self.turns.append(turn)
         return turn
 
     def is_first(self, turn: Turn) -> bool:
         with self._mutex:
-            return bool(self._turns) and self._turns[0] is turn
+            return bool(self.turns) and self.turns[0] is turn
 
     def leave(self, turn: Turn) -> None:
         """Give the place up, and the chance to the next."""
         with self._mutex:
-            self._turns.remove(turn)
+            self.turns.remove(turn)
         self.notify()
 
     def notify(self) -> None:
         """Something may have come free: wake the first."""
         with self._mutex:
-            first = self._turns[0] if self._turns else None
+            first = self.turns[0] if self.turns else None
         if first is not None:
             first.wake()
 
     def notify_all(self) -> None:
         """Wake everybody: the pool closes."""
         with self._mutex:
-            turns = list(self._turns)
+            turns = list(self.turns)
         for turn in turns:
             turn.wake()
 

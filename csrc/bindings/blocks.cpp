@@ -1,11 +1,13 @@
 // BlockTable for Python: batches of handles cross as uint64 arrays, results are written into arrays of the caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 
+#include "bindings/block_list.hpp"
 #include "bindings/registry.hpp"
 #include "core/block_table.hpp"
 #include "core/error.hpp"
@@ -54,6 +56,7 @@ void register_blocks(nb::module_& m) {
     using Table = BlockTable;
     using U64 = In<std::uint64_t>;
 
+    register_block_list(m);
     nb::class_<Evictable>(m, "EvictFilter", "Which payloads an index may give up.");
     nb::class_<EvictableBlocks, Evictable>(m, "EvictableBlocks");
 
@@ -72,11 +75,28 @@ void register_blocks(nb::module_& m) {
     cls.attr("SEALED") = nb::int_(Table::kSealed);
     cls.attr("INDEXED") = nb::int_(Table::kIndexed);
     cls.attr("PRIVATE") = nb::int_(Table::kPrivate);
-    cls.def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram) { new (self) Table({hbm, dram}); }, "hbm"_a, "dram"_a)
+    cls.def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram, std::uint64_t epoch) {
+           new (self) Table({hbm, dram}, epoch);
+       }, "hbm"_a, "dram"_a, "epoch"_a = 0)
         .def("alloc", [](Table& table, Out<std::uint64_t> handles, unsigned mask) {
             const ReleaseIfLong release(handles.size());
             return table.alloc({handles.data(), handles.size()}, mask);
         }, "out"_a, "mask"_a)
+        .def("alloc_blocks", [](Table& table, std::int64_t count, unsigned mask) -> std::optional<BlockList> {
+            if (count < 0) throw nb::value_error("the number of blocks is negative");
+            const auto n = static_cast<std::size_t>(count);
+            BlockList blocks{std::vector<std::uint64_t>(n), table.epoch()};
+            const ReleaseIfLong release(n);
+            if (!table.alloc(blocks.handles, mask)) return std::nullopt;
+            return blocks;
+        }, "num_blocks"_a, "mask"_a, "alloc() as Blocks; None when there are too few.")
+        .def("free_blocks", [](Table& table, const BlockList& blocks) {
+            if (blocks.owner != 0 && blocks.owner != table.epoch()) {
+                throw Error(Code::kUnknownBlock, "these blocks are another pool's; send them with transfer()");
+            }
+            const ReleaseIfLong release(blocks.handles.size());
+            return table.free(blocks.handles);
+        }, "blocks"_a, "free() of Blocks; throws kUnknownBlock for those of another table.")
         .def("free", &on_handles<&Table::free>, "handles"_a)
         .def("retain", &on_handles<&Table::retain>, "handles"_a)
         .def("seal", &on_handles<&Table::seal>, "handles"_a)

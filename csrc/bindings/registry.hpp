@@ -7,6 +7,7 @@ namespace poolweave::bindings {
 
 void register_arena(nanobind::module_& m);
 void register_blocks(nanobind::module_& m);
+void register_block_list(nanobind::module_& m);  // by register_blocks
 void register_radix(nanobind::module_& m);
 void register_events(nanobind::module_& m);
 void register_copy(nanobind::module_& m);

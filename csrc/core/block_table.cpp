@@ -15,7 +15,7 @@ std::int64_t number(std::uint64_t value) { return static_cast<std::int64_t>(valu
 
 }  // namespace
 
-BlockTable::BlockTable(std::array<std::uint32_t, kTiers> limits) : free_ids_(kNobody) {
+BlockTable::BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t epoch) : epoch_(epoch), free_ids_(kNobody) {
     for (unsigned tier = 0; tier < kTiers; ++tier) set_limit(tier, limits[tier]);
 }
 
@@ -53,11 +53,13 @@ bool BlockTable::alloc(std::span<std::uint64_t> out, unsigned mask) {
 
 std::size_t BlockTable::free(Handles handles) {
     const std::lock_guard lock(mutex_);
+    Block* const blocks = blocks_.data();
+    const std::uint32_t fresh = fresh_;
     for (std::size_t i = 0; i < handles.size(); ++i) {
         const std::uint32_t id = id_of(handles[i]);
-        const bool known = id < fresh_ && blocks_[id].generation == handles[i] >> 32;
-        if (known && own_refs(blocks_[id]) > 0) {
-            drop_ref(blocks_[id]);
+        const bool known = id < fresh && blocks[id].generation == handles[i] >> 32;
+        if (known && own_refs(blocks[id]) > 0) {
+            drop_ref(blocks[id]);
             continue;
         }
         for (std::size_t j = i; j-- > 0;) add_ref(blocks_[id_of(handles[j])]);
@@ -404,7 +406,7 @@ void BlockTable::require_distinct(Handles handles, Require require) {
 
 // Count an indexed block in (sign 1) or out (sign -1) of its tier's figures.
 void BlockTable::tally(const Block& b, std::uint64_t sign) noexcept {
-    if ((b.flags & kIndexed) == 0) return;
+    if ((b.flags & kIndexed) == 0) [[likely]] return;
     TierCounts& counts = stores_[tier_of(b)].counts;
     (b.refs == 1 ? counts.historical : counts.pinned) += sign;
 }
@@ -431,9 +433,10 @@ std::uint32_t BlockTable::new_id() noexcept {
 // After references were dropped: free what has none left. -> how many blocks are free or evictable now.
 std::size_t BlockTable::settle(Handles handles) {
     std::size_t available = 0;
+    const Block* const blocks = blocks_.data();
     for (const std::uint64_t handle : handles) {
         const std::uint32_t id = id_of(handle);
-        const Block& b = blocks_[id];
+        const Block& b = blocks[id];
         if (b.generation != handle >> 32) continue;  // given twice and freed a moment ago
         if (b.refs == 0) {
             release(id);

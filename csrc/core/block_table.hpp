@@ -45,7 +45,8 @@ struct TierCounts {
 
 class BlockTable {
   public:
-    explicit BlockTable(std::array<std::uint32_t, kTiers> limits);
+    // `epoch` names this table among others; 0 when nobody asks.
+    explicit BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t epoch = 0);
     BlockTable(const BlockTable&) = delete;
     BlockTable& operator=(const BlockTable&) = delete;
 
@@ -87,6 +88,7 @@ class BlockTable {
     // One more than the highest occupied slot.
     std::uint32_t used_end(unsigned tier) const;
 
+    std::uint64_t epoch() const noexcept { return epoch_; }
     bool is_evictable(std::uint64_t handle, unsigned mask) const noexcept;
     TierCounts counts(unsigned tier) const;
     std::size_t longest_free_run(unsigned tier) const;
@@ -150,6 +152,7 @@ class BlockTable {
     std::size_t finish_move(Handles handles, unsigned tier, std::span<const std::int32_t> to, bool commit);
     void check_slots(unsigned tier) const;
 
+    const std::uint64_t epoch_;
     mutable std::mutex mutex_;
     std::array<Store, kTiers> stores_;
     std::vector<Block> blocks_;

@@ -13,6 +13,10 @@ namespace poolweave {
 
 class SlotSet {
   public:
+    SlotSet() = default;
+    SlotSet(const SlotSet&) = delete;
+    SlotSet& operator=(const SlotSet&) = delete;
+
     // Room for members below `size`; never shrinks. New members are absent. Cost: one step a 64 members.
     void grow(std::size_t size) {
         const std::size_t words = (size + 63) / 64;
@@ -27,6 +31,7 @@ class SlotSet {
             }
             levels_.push_back(std::move(summary));
         }
+        words_ = levels_[0].data();
     }
 
     std::size_t count() const noexcept { return count_; }
@@ -37,23 +42,17 @@ class SlotSet {
 
     void insert(std::size_t member) noexcept {
         ++count_;
-        for (auto& words : levels_) {
-            std::uint64_t& word = words[member / 64];
-            const bool linked = word != 0;
-            word |= std::uint64_t{1} << (member % 64);
-            if (linked) return;
-            member /= 64;
-        }
+        std::uint64_t& word = words_[member / 64];
+        const bool linked = word != 0;
+        word |= std::uint64_t{1} << (member % 64);
+        if (!linked) link(member / 64);
     }
 
     void erase(std::size_t member) noexcept {
         --count_;
-        for (auto& words : levels_) {
-            std::uint64_t& word = words[member / 64];
-            word &= ~(std::uint64_t{1} << (member % 64));
-            if (word != 0) return;
-            member /= 64;
-        }
+        std::uint64_t& word = words_[member / 64];
+        word &= ~(std::uint64_t{1} << (member % 64));
+        if (word == 0) unlink(member / 64);
     }
 
     // Move the `n` lowest members to `out`, ascending. There must be as many.
@@ -65,11 +64,11 @@ class SlotSet {
             for (std::size_t level = levels_.size() - 1; level > 0; --level) {
                 index = index * 64 + static_cast<std::size_t>(std::countr_zero(levels_[level][index]));
             }
-            std::uint64_t word = levels_[0][index];
+            std::uint64_t word = words_[index];
             for (; word != 0 && n > 0; --n, word &= word - 1) {
                 *out++ = static_cast<Integer>(index * 64 + static_cast<std::size_t>(std::countr_zero(word)));
             }
-            levels_[0][index] = word;
+            words_[index] = word;
             if (word == 0) unlink(index);
         }
     }
@@ -97,6 +96,16 @@ class SlotSet {
     }
 
   private:
+    void link(std::size_t member) noexcept {
+        for (std::size_t level = 1; level < levels_.size(); ++level) {
+            std::uint64_t& word = levels_[level][member / 64];
+            const bool linked = word != 0;
+            word |= std::uint64_t{1} << (member % 64);
+            if (linked) return;
+            member /= 64;
+        }
+    }
+
     void unlink(std::size_t member) noexcept {
         for (std::size_t level = 1; level < levels_.size(); ++level) {
             std::uint64_t& word = levels_[level][member / 64];
@@ -107,6 +116,7 @@ class SlotSet {
     }
 
     std::vector<std::vector<std::uint64_t>> levels_{1};  // [0] holds the members, the last is one word
+    std::uint64_t* words_ = nullptr;                         // of levels_[0]
     std::size_t count_ = 0;
 };
 
