@@ -3,8 +3,8 @@ Native core of poolweave: arenas, blocks, the radix tree, copies and streams.
 """
 
 import enum
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, overload
 
 import numpy
 import numpy.typing
@@ -102,6 +102,46 @@ class Range:
     @property
     def sole(self) -> bool: ...
 
+class Blocks:
+    """
+    Handles of blocks in token order. A value: it owns no references, whoever was given it does.
+
+    `owner` is the epoch of the pool they came from (0: not known), so that a pool can refuse blocks of
+    another one. Indexing gives a handle, slicing and `+` give Blocks.
+    """
+
+    def __init__(
+        self,
+        array: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        owner: int = 0,
+    ) -> None:
+        """A copy of a uint64 array."""
+
+    @staticmethod
+    def of(handles: Iterable[int], owner: int = 0) -> Blocks:
+        """
+        From integers. Raises TypeError for what is none, OverflowError for negative ones.
+        """
+
+    @staticmethod
+    def empty() -> Blocks: ...
+    @property
+    def array(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
+        """The handles as uint64[n], without a copy."""
+
+    @property
+    def owner(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Blocks: ...
+    def __add__(self, other: Blocks) -> Blocks: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __repr__(self) -> str: ...
+
 class EvictFilter:
     """Which payloads an index may give up."""
 
@@ -135,7 +175,7 @@ class BlockTable:
     References, places and states of blocks; each call is atomic over its batch.
     """
 
-    def __init__(self, hbm: int, dram: int) -> None: ...
+    def __init__(self, hbm: int, dram: int, epoch: int = 0) -> None: ...
 
     SEALED: int = 1
 
@@ -146,6 +186,12 @@ class BlockTable:
     def alloc(
         self, out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")], mask: int
     ) -> bool: ...
+    def alloc_blocks(self, num_blocks: int, mask: int) -> Blocks | None:
+        """alloc() as Blocks; None when there are too few."""
+
+    def free_blocks(self, blocks: Blocks) -> int:
+        """free() of Blocks; throws kUnknownBlock for those of another table."""
+
     def free(
         self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
     ) -> int: ...
