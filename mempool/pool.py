@@ -366,7 +366,8 @@ def _build_space(
             tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
             tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
-    return BlockSpace(layout, BlockTable(limits[0], limits[1], epoch), tiers, RadixIndex(layout.block_tokens), config.copy_threads)
+    table = BlockTable(limits[0], limits[1], epoch)
+    return BlockSpace(layout, table, tiers, RadixIndex(layout.block_tokens), config.copy_threads)
 
 
 def _tier_stats(space: BlockSpace, number: int, memory: TierMemory) -> TierStats:
