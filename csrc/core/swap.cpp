@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "core/stream_copy.hpp"
 
 namespace poolweave {
 namespace {
 
 constexpr std::uint64_t kBytesPerThread = 4u << 20;  // less is not worth a thread's start of about 20 us
+constexpr std::uint64_t kStreamedTotal = 2u << 20;   // a copy of this size does not stay in a cache anyway
 
 struct Piece {
     std::byte* to;
@@ -43,12 +47,13 @@ std::vector<Piece> plan(const TierGeometry& from, const TierGeometry& to, std::s
 }
 
 // The bytes [begin, end) of all pieces laid end to end.
-void copy_span(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end) {
+void copy_span(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end, bool streamed) {
     std::uint64_t at = 0;
     for (const Piece& piece : pieces) {
         const std::uint64_t first = std::max(begin, at);
         const std::uint64_t last = std::min(end, at + piece.nbytes);
-        if (first < last) std::memcpy(piece.to + (first - at), piece.from + (first - at), last - first);
+        if (first < last && streamed) stream_copy(piece.to + (first - at), piece.from + (first - at), last - first);
+        else if (first < last) std::memcpy(piece.to + (first - at), piece.from + (first - at), last - first);
         at += piece.nbytes;
     }
 }
@@ -61,11 +66,16 @@ void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<con
     const std::uint64_t total = from_slots.size() * num_planes * plane_bytes;
     const std::uint64_t parts = std::clamp<std::uint64_t>(total / kBytesPerThread, 1, std::max(threads, 1u));
     const auto bound = [&](std::uint64_t part) { return part == parts ? total : total / parts * part / 64 * 64; };
+    const auto copy = [&](std::uint64_t part) { copy_span(pieces, bound(part), bound(part + 1), total >= kStreamedTotal); };
     std::vector<std::jthread> workers;
     for (std::uint64_t part = 1; part < parts; ++part) {
-        workers.emplace_back([&, part] { copy_span(pieces, bound(part), bound(part + 1)); });
+        try {
+            workers.emplace_back(copy, part);
+        } catch (const std::system_error&) {
+            copy(part);  // no thread to be had: slower, not wrong
+        }
     }
-    copy_span(pieces, 0, bound(1));
+    copy(0);
 }
 
 }  // namespace poolweave
