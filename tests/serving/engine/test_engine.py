@@ -15,6 +15,8 @@ from poolweave.errors import (
     NotFinite,
     OutOfBlocks,
     RequestRefused,
+    StaleHandle,
+    UnknownBlock,
 )
 from poolweave.serving.engine import EngineConfig, SamplingParams, Sequence, TorchEngine, load_model
 from poolweave.types import Tier
@@ -115,9 +117,13 @@ def test_cancel_at_any_time(steps: int, model: Any, make_pool: Any, run: Any, gr
 
 
 def test_refused_requests_leave_nothing_behind(model: Any, make_pool: Any) -> None:
-    engine = TorchEngine(model, make_pool(model, num_blocks=8))
-    blocks = make_pool(model).alloc(2)
+    engine_pool = make_pool(model, num_blocks=8)
+    engine = TorchEngine(model, engine_pool)
+    blocks = engine_pool.alloc(2)
     impossible = [
+        request(tokens=(3, 500)),
+        request(tokens=(-1, 3)),
+        request(forced=(3, 500)),
         request(tokens=()),
         request(tokens=(1,) * 2048),
         request(tokens=(1,) * 129),
@@ -126,6 +132,7 @@ def test_refused_requests_leave_nothing_behind(model: Any, make_pool: Any) -> No
         request(blocks=blocks, num_computed=-1),
         request(tokens=(1, 2, 3), num_prompt=1, max_new_tokens=2),
         request(forced=()),
+        request(tokens=(*PROMPT, 1), num_prompt=len(PROMPT), forced=(1, 2, 3), max_new_tokens=1),
     ]
     for sequence in impossible:
         with pytest.raises(RequestRefused):
@@ -135,6 +142,18 @@ def test_refused_requests_leave_nothing_behind(model: Any, make_pool: Any) -> No
     with pytest.raises(RequestRefused, match="already"):
         engine.add(request("twice"))
     engine.check()
+
+
+def test_blocks_that_are_not_held_are_refused_before_they_can_stop_a_step(model: Any, make_pool: Any) -> None:
+    pool = make_pool(model)
+    engine = TorchEngine(model, pool)
+    freed = pool.alloc(2)
+    pool.free(freed)
+    with pytest.raises(StaleHandle):
+        engine.add(request(blocks=freed, num_computed=32))
+    with pytest.raises(UnknownBlock):
+        engine.add(request(blocks=make_pool(model).alloc(2), num_computed=32))
+    assert not engine.has_work
 
 
 def test_the_longest_prompt_that_fits_is_served(model: Any, make_pool: Any, run: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from poolweave.errors import InstanceClosed, LayoutMismatch, NotFinite, PoolweaveError, RequestRefused
 from poolweave.mempool import MemPool
+from poolweave.serving.engine.admission import refuse_impossible
 from poolweave.serving.engine.attention import PoolCache
 from poolweave.serving.engine.batch import Batch, Row
 from poolweave.serving.engine.batcher import Batcher, Chunk
@@ -80,9 +81,15 @@ class TorchEngine:
         return self._stalled
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a request. Raises RequestRefused when it can never run here, InstanceClosed; then nothing is kept."""
+        """Queue a request.
+
+        Raises RequestRefused when it can never run here, StaleHandle or UnknownBlock for blocks that its owner does not
+        hold, InstanceClosed; then nothing is kept.
+        """
         self._check_open()
-        self._refuse_impossible(sequence)
+        if sequence.request_id in self._sequences:
+            raise RequestRefused(f"request {sequence.request_id} is already here")
+        refuse_impossible(sequence, self._model, self._pool)
         model = self._model
         self._endings[sequence.request_id] = Ending(
             sequence, eos=model.eos_token_ids, max_positions=model.max_positions, tokenizer=model.tokenizer
@@ -139,41 +146,6 @@ class TorchEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise InstanceClosed("this engine is closed")
-
-    def _refuse_impossible(self, sequence: Sequence) -> None:
-        length, room = len(sequence.tokens), self._model.max_positions
-        held = len(sequence.blocks) * self._pool.layout.block_tokens
-        if sequence.request_id in self._sequences:
-            raise RequestRefused(f"request {sequence.request_id} is already here")
-        if sequence.num_prompt < 1:
-            raise RequestRefused("an empty prompt has no next token", needed=1, limit=0)
-        if length >= room:
-            message = f"{length} tokens leave no room for an answer: the model has {room} positions"
-            raise RequestRefused(message, needed=length + 1, limit=room)
-        if not 0 <= sequence.num_computed < length or sequence.num_computed > held:
-            message = f"num_computed={sequence.num_computed} of {length} tokens with {held} tokens' worth of blocks"
-            raise RequestRefused(
-                f"{message}: at least one must be left to compute", needed=sequence.num_computed, limit=held
-            )
-        end = sequence.sampling.max_new_tokens if sequence.forced is None else len(sequence.forced)
-        if sequence.num_answer >= end:
-            raise RequestRefused(f"the answer has all its {end} tokens already", needed=sequence.num_answer, limit=end)
-        needed, capacity = self._pool.layout.num_blocks(length), self._batcher.capacity
-        if needed > capacity:
-            message = f"{length} tokens need {needed} blocks and the pool has {capacity}; raise hbm"
-            raise RequestRefused(message, needed=needed, limit=capacity)
-        self._refuse_foreign(sequence.tokens)
-
-    def _refuse_foreign(self, tokens: list[int]) -> None:
-        """A token that the model has no embedding for would fail the whole batch."""
-        known = self._model.model.get_input_embeddings().num_embeddings
-        foreign = next((token for token in (min(tokens), max(tokens)) if not 0 <= token < known), None)
-        if foreign is not None:
-            raise RequestRefused(
-                f"token {foreign} is none of the model's {known}; was the prompt made with its tokenizer?",
-                needed=foreign,
-                limit=known - 1,
-            )
 
     def _run(self, chunks: list[Chunk]) -> list[Emitted]:
         """The forward, then one token for each sequence all of whose tokens are now computed."""

@@ -56,7 +56,7 @@ class Sequence:
     `blocks` are references of the owner: a matched or received prefix to start from, and what the engine allocates as
     the sequence grows. After the finish the owner seals, indexes, sends or frees them; a preempted sequence's blocks
     are freed by the engine and computed again. `forced` is a recorded answer: its tokens are emitted in place of
-    drawn ones and its end is the answer's, whatever stop conditions say. Set `cancelled` from any thread.
+    drawn ones, up to its end or `max_new_tokens`, whatever stop conditions say. Set `cancelled` from any thread.
     """
 
     request_id: str
