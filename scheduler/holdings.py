@@ -11,7 +11,7 @@ import numpy as np
 
 from poolweave.scheduler._native import PromptTreeStats
 from poolweave.scheduler.fleet import Fleet, SlotArray
-from poolweave.scheduler.kv_events import EventFeed, RemovedBlocks, StoredBlocks
+from poolweave.scheduler.kv_events import RemovedBlocks, StoredBlocks, TreeFeed
 from poolweave.scheduler.prompt_tree import PromptTree, Scores, Source
 from poolweave.scheduler.routes import SchedulerConfig
 from poolweave.types import Role, TokenIds, UInt64Array
@@ -40,7 +40,7 @@ class Holdings:
             )
             for role in Role
         }
-        self._feeds: dict[str, EventFeed] = {}
+        self._feeds: dict[str, TreeFeed] = {}
         self._degraded: set[str] = set()
 
     def keys(self, tokens: TokenIds, ns: int = 0) -> UInt64Array:
@@ -117,11 +117,11 @@ class Holdings:
         for tree in self._trees.values():
             tree.check()
 
-    def _feed(self, name: str, ns: int = 0) -> EventFeed:
+    def _feed(self, name: str, ns: int = 0) -> TreeFeed:
         tree = self._trees[self._fleet.role(self._fleet.slots.slot(name))]
         feed = self._feeds.get(name)
         if feed is None:
-            feed = self._feeds[name] = EventFeed(tree, name, ns)
+            feed = self._feeds[name] = TreeFeed(tree, name, ns)
         return feed
 
     def _judge(self, name: str) -> None:

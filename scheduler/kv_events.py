@@ -42,7 +42,7 @@ class _Known:
     copies: int = 1
 
 
-class EventFeed:
+class TreeFeed:
     """One instance's events into one tree, in one namespace. Remembers one small record a block it was told of, at
     most `max_blocks`; what goes beyond is not credited."""
 

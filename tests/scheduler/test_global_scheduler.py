@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from poolweave.errors import ConfigError, NoInstance, RequestRefused, UnknownPeer
+from poolweave.index.events.wire import BlockRemoved, BlockStored
 from poolweave.scheduler.configuration import Difference, Member
 from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep, Link
 from poolweave.scheduler.global_scheduler import GlobalScheduler
@@ -284,23 +283,16 @@ def test_policy_of_ones_own() -> None:
     assert {scheduler.route(prompt(64, i)).prefill for i in range(5)} == {"c"}
 
 
-@dataclass
-class Stored:
-    block_hashes: list[int]
-    token_ids: list[int]
-    parent_block_hash: int | None = None
-    block_size: int = 16
-
-
-@dataclass
-class Removed:
-    block_hashes: list[int]
+def stored(hashes: list[int], tokens: list[int]) -> BlockStored:
+    return BlockStored(
+        block_hashes=hashes, parent_block_hash=None, token_ids=tokens, block_size=16, lora_id=None, medium="GPU"
+    )
 
 
 def test_kv_events_lead_prompts_and_doubt_lowers_the_credit() -> None:
     scheduler = colocated(3)
     tokens = prompt(640)
-    scheduler.holdings.stored("i2", Stored(list(range(40)), tokens.tolist()))
+    scheduler.holdings.stored("i2", stored(list(range(40)), tokens.tolist()))
     route = scheduler.route(tokens)
     assert (route.prefill, route.cached_tokens) == ("i2", 624)
     scheduler.failed(route.request_id)
@@ -308,12 +300,12 @@ def test_kv_events_lead_prompts_and_doubt_lowers_the_credit() -> None:
     assert scheduler.route(tokens, request_id="doubt").cached_tokens == 304
     scheduler.failed("doubt")
     scheduler.holdings.cleared("i2")
-    scheduler.holdings.stored("i2", Stored(list(range(40)), tokens.tolist()))
-    scheduler.holdings.removed("i2", Removed([20]))
+    scheduler.holdings.stored("i2", stored(list(range(40)), tokens.tolist()))
+    scheduler.holdings.removed("i2", BlockRemoved(block_hashes=[20], medium="GPU"))
     route = scheduler.route(tokens)
     assert (route.prefill, route.cached_tokens) == ("i2", 320)
     with pytest.raises(UnknownPeer):
-        scheduler.holdings.stored("nobody", Stored([1], tokens[:16].tolist()))
+        scheduler.holdings.stored("nobody", stored([1], tokens[:16].tolist()))
 
 
 class Life(RuleBasedStateMachine):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.kv_events import EventFeed
+from poolweave.scheduler.kv_events import TreeFeed
 from poolweave.scheduler.prompt_tree import PromptTree
 
 
@@ -29,15 +29,15 @@ def tokens(blocks: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture
-def feed() -> EventFeed:
-    return EventFeed(PromptTree(), "vllm-0")
+def feed() -> TreeFeed:
+    return TreeFeed(PromptTree(), "vllm-0")
 
 
-def held(feed: EventFeed, prompt: list[int]) -> int:
+def held(feed: TreeFeed, prompt: list[int]) -> int:
     return feed._tree.match(prompt).get("vllm-0", 0)
 
 
-def test_stored_in_parts_and_removed_from_the_end(feed: EventFeed) -> None:
+def test_stored_in_parts_and_removed_from_the_end(feed: TreeFeed) -> None:
     prompt = tokens(5)
     assert feed.stored(Stored([b"0", b"1"], prompt[:32])) == 2
     assert feed.stored(Stored([b"2", b"3", b"4"], prompt[32:], parent_block_hash=b"1")) == 3
@@ -49,7 +49,7 @@ def test_stored_in_parts_and_removed_from_the_end(feed: EventFeed) -> None:
     assert not feed.degraded
 
 
-def test_one_of_two_copies_is_removed(feed: EventFeed) -> None:
+def test_one_of_two_copies_is_removed(feed: TreeFeed) -> None:
     prompt = tokens(2)
     feed.stored(Stored([1, 2], prompt))
     feed.stored(Stored([2], prompt[16:], parent_block_hash=1))  # computed twice: a second block with this hash
@@ -60,7 +60,7 @@ def test_one_of_two_copies_is_removed(feed: EventFeed) -> None:
     assert feed.removed(Removed([2, 77])) == 0  # told too often, or never told
 
 
-def test_missing_parent_degrades_until_all_is_told_again(feed: EventFeed) -> None:
+def test_missing_parent_degrades_until_all_is_told_again(feed: TreeFeed) -> None:
     prompt = tokens(4)
     assert feed.stored(Stored([3], prompt[48:], parent_block_hash=2)) == 0
     assert feed.degraded
@@ -73,13 +73,13 @@ def test_missing_parent_degrades_until_all_is_told_again(feed: EventFeed) -> Non
     assert feed.degraded
 
 
-def test_tokens_that_do_not_fill_the_blocks_are_not_believed(feed: EventFeed) -> None:
+def test_tokens_that_do_not_fill_the_blocks_are_not_believed(feed: TreeFeed) -> None:
     assert feed.stored(Stored([0, 1], tokens(2)[:-1])) == 0
     assert feed.degraded
     assert len(feed) == 0
 
 
-def test_larger_blocks_than_the_trees(feed: EventFeed) -> None:
+def test_larger_blocks_than_the_trees(feed: TreeFeed) -> None:
     prompt = tokens(6)
     assert feed.stored(Stored(["a", "b"], prompt[:64], block_size=32)) == 4
     assert feed.stored(Stored(["c"], prompt[64:], parent_block_hash="b", block_size=32)) == 2
@@ -92,7 +92,7 @@ def test_larger_blocks_than_the_trees(feed: EventFeed) -> None:
 
 
 def test_memory_is_bounded_and_the_rest_is_not_credited() -> None:
-    feed = EventFeed(PromptTree(), "vllm-0", max_blocks=3)
+    feed = TreeFeed(PromptTree(), "vllm-0", max_blocks=3)
     prompt = tokens(5)
     assert feed.stored(Stored([0, 1, 2, 3, 4], prompt)) == 3
     assert (len(feed), feed.degraded, held(feed, prompt)) == (3, True, 48)
@@ -101,7 +101,7 @@ def test_memory_is_bounded_and_the_rest_is_not_credited() -> None:
 class Engine:
     """Holds blocks of three prompts, some twice, and tells about it over a stream that may lose events."""
 
-    def __init__(self, feed: EventFeed, lot: random.Random, loss: float) -> None:
+    def __init__(self, feed: TreeFeed, lot: random.Random, loss: float) -> None:
         self.feed, self.lot, self.loss = feed, lot, loss
         self.prompts = [tokens(8, seed) for seed in range(3)]
         self.copies: dict[tuple[int, int], int] = {}
@@ -142,7 +142,7 @@ class Engine:
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_never_credited_with_more_than_it_holds(loss: float) -> None:
     lot = random.Random(4)
-    feed = EventFeed(PromptTree(), "vllm-0")
+    feed = TreeFeed(PromptTree(), "vllm-0")
     engine = Engine(feed, lot, loss)
     full = 0
     for _ in range(2_000):
