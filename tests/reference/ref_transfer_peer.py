@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,11 @@ LARGE = KVLayout(num_layers=4, kv_heads=8, head_dim=64)  # 128 KiB a block
 
 
 class PeerProcess:
-    """The parent's handle: kill() is a real SIGKILL."""
+    """The parent's handle: kill() is a real SIGKILL. `prefix` goes before the command."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, *, prefix: Sequence[str] = (), **settings: Any) -> None:
+        command = [*prefix, sys.executable, __file__, json.dumps(settings)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.address = self.read()["address"]
 
     def ask(self, command: str, **arguments: Any) -> Any:
