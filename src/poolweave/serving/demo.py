@@ -41,7 +41,7 @@ class DemoConfig:
     model: str = "smollm2"
     turns: int = 3
     max_sessions: int = 6
-    max_new_tokens: int = 24
+    max_new_tokens: int = 20
     transport: Transport = "shm"
     hbm: str | int = "512MiB"
     timeout_s: float = 120.0
@@ -57,7 +57,7 @@ class DemoConfig:
                 raise ConfigError(f"{setting} must be at least 1, got {value}", setting=setting, value=value, limit=1)
 
     def cluster(self) -> ClusterConfig:
-        """One prefill and one decode process, and a colocated one with as many cores as both, as the flows need."""
+        """One prefill and one decode process, and a colocated one, as the flows need; a core each."""
         disaggregated = [flow_named(name).disaggregated for name in self.flows]
         roles = [Role.PREFILL, Role.DECODE] if any(disaggregated) else []
         roles += [] if all(disaggregated) else [Role.COLOCATED]
@@ -68,7 +68,7 @@ class DemoConfig:
                     role=role,
                     model=self.model,
                     hbm=self.hbm,
-                    engine=EngineConfig(num_threads=2 if role is Role.COLOCATED else 1),
+                    engine=EngineConfig(num_threads=1),
                 )
                 for role in roles
             ),

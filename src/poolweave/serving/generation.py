@@ -159,6 +159,7 @@ class Generation:
 
     def _two_phases(self, decode: RpcClient) -> Iterator[Event]:
         prefill = self._route.prefill
+        decode.require()  # before a prompt is computed for nobody
         prefilled = yield from self._phase(prefill, Prefill(self._job, decode.peer))
         assert isinstance(prefilled, Prefilled)
         finished: Finished | None = None

@@ -84,6 +84,12 @@ class RpcClient:
         """True once the peer has gone."""
         return self._lost is not None
 
+    def require(self) -> None:
+        """Raises PeerLost when the peer has gone."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._again(self._lost)
+
     def call(self, request: Request, expect: type[R], *, timeout_s: float = 10.0) -> R:
         """The one reply to `request`. Raises what the peer raised, PeerLost, DeadlineExceeded."""
         for reply in self.stream(request, timeout_s=timeout_s):
