@@ -178,8 +178,11 @@ def test_a_prompt_longer_than_the_pool_is_refused_and_a_full_pool_makes_requests
 
 
 @pytest.fixture
-def left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+def left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+) -> Callable[[], list[str]]:
     """What lies in /dev/shm since now, and in the folder that these processes take for /tmp."""
+    greedy(model_folder("llama"), (5,), 1)  # torch in this process makes a cache folder of its own, once
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
