@@ -22,7 +22,7 @@ lint: build
 	$(BIN)/python scripts/imports.py
 
 bench: build
-	$(BIN)/python -m pytest benchmarks -q --benchmark-only
+	for bench in benchmarks/bench_*.py; do echo "# $$bench"; OMP_NUM_THREADS=1 $(BIN)/python $$bench || exit 1; done
 
 # --- environment -------------------------------------------------------------------------------------------
 $(BIN)/.deps: constraints.txt pyproject.toml
