@@ -134,6 +134,21 @@ def measure(library: Any, conversations: int, repeats: int) -> dict[str, float]:
     made = prompts(conversations)
     keys = [library.key(prompt) for prompt in made]
     results: dict[str, float] = {}
+    tree, before, start = library.make(), rss(), time.process_time()
+    for i, key in enumerate(keys):
+        library.insert(tree, key, i)
+    results["insert_per_s"] = len(keys) / (time.process_time() - start)
+    blocks = 8 * 64 + conversations * 128 + len(keys) * 64
+    results["bytes_per_block"] = (rss() - before) / blocks  # first of all: nothing freed before is used again
+    start = time.process_time()
+    assert all(library.match(tree, key) == TOKENS for key in keys)
+    results["match_per_s"] = len(keys) / (time.process_time() - start)
+    if isinstance(library, Ours):
+        batches = [made[i : i + 64] for i in range(0, len(made), 64)]
+        rates = [threads_per_s(lambda i: tree.match_many(batches[i % len(batches)]), n, 1.0) for n in (1, 2)]
+        results["match_many_threads_2_over_1"] = rates[1] / rates[0]
+    start = time.process_time()
+    results["evict_blocks_per_s"] = library.evict_half(tree) / (time.process_time() - start)
     trees = [library.make() for _ in range(repeats)]
     start = time.process_time()
     for tree in trees:
@@ -145,22 +160,6 @@ def measure(library: Any, conversations: int, repeats: int) -> dict[str, float]:
         key = library.key(other)
         assert library.match(trees[0], key) == cached
         results[f"match_{name}_us"] = cpu_us(lambda key=key: library.match(trees[0], key), repeats * 4)  # type: ignore[misc]
-    trees.clear()
-    tree, before, start = library.make(), rss(), time.process_time()
-    for i, key in enumerate(keys):
-        library.insert(tree, key, i)
-    results["insert_per_s"] = len(keys) / (time.process_time() - start)
-    blocks = 8 * 64 + conversations * 128 + len(keys) * 64
-    results["bytes_per_block"] = (rss() - before) / blocks
-    start = time.process_time()
-    assert all(library.match(tree, key) == TOKENS for key in keys)
-    results["match_per_s"] = len(keys) / (time.process_time() - start)
-    if isinstance(library, Ours):
-        batches = [made[i : i + 64] for i in range(0, len(made), 64)]
-        rates = [threads_per_s(lambda i: tree.match_many(batches[i % len(batches)]), n, 1.0) for n in (1, 2)]
-        results["match_many_threads_2_over_1"] = rates[1] / rates[0]
-    start = time.process_time()
-    results["evict_blocks_per_s"] = library.evict_half(tree) / (time.process_time() - start)
     return results
 
 
@@ -168,10 +167,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=500)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--run", choices=["ours", "sglang"], help=argparse.SUPPRESS)
     given = parser.parse_args()
-    size, repeats = (5, 20) if given.smoke else (500, 300)
+    size, repeats = (5, 20) if given.smoke else (given.conversations, 300)
     if given.run:
         library = Ours() if given.run == "ours" else Sglang(given.peers)
         print(json.dumps(measure(library, size, repeats)))
@@ -182,7 +182,7 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
     for _ in range(1 if given.smoke else given.rounds):
         for name, python in pythons.items():
-            command = [python, __file__, "--run", name, *(["--smoke"] if given.smoke else [])]
+            command = [python, __file__, "--run", name, "--conversations", str(size)]
             command += ["--peers", str(given.peers)] if given.peers else []
             rounds[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     for metric in rounds["ours"][0]:

@@ -78,10 +78,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=500)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--run", choices=["ours", "dynamo"], help=argparse.SUPPRESS)
     given = parser.parse_args()
-    size = 5 if given.smoke else 500
+    size = 5 if given.smoke else given.conversations
     if given.run:
         print(json.dumps({"ours": ours, "dynamo": dynamo}[given.run](size)))
         return
@@ -91,7 +92,7 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
     for _ in range(1 if given.smoke else given.rounds):
         for name, python in pythons.items():
-            command = [python, __file__, "--run", name, *(["--smoke"] if given.smoke else [])]
+            command = [python, __file__, "--run", name, "--conversations", str(size)]
             rounds[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     for metric in rounds["ours"][0]:
         point: dict[str, Any] = {"metric": metric}

@@ -64,9 +64,11 @@ class MsgpackReader {
         for (; done < count && bytes_.size() - at >= 5; ++done) {
             const std::uint8_t* p = base + at;
             const std::uint32_t wide = load_big_endian<std::uint32_t>(p + 1);
-            if (p[0] == 0xcd || (p[0] == 0xce && wide < 0x80000000u)) {
-                const std::uint32_t is_short = p[0] == 0xcd ? 1 : 0;
-                out[done] = static_cast<std::int32_t>(wide >> 16 * is_short);
+            if (static_cast<std::uint8_t>(p[0] - 0xcd) <= 1) {
+                const std::uint32_t is_short = 0xceu - p[0];
+                const std::uint32_t token = wide >> 16 * is_short;
+                if (token >= 0x80000000u) break;
+                out[done] = static_cast<std::int32_t>(token);
                 at += 5 - 2 * is_short;
             } else if (p[0] < 0x80) {
                 out[done] = p[0];

@@ -94,7 +94,7 @@ class EventIndex:
         """Leading tokens of `tokens` that each source holds, without those that hold none.
 
         `lora_name` and `cache_salt` as the source's events give them; `extra_keys` one entry a block as in vLLM's
-        events (multimodal items, vLLM's salt), without the adapter's name. Cost about 40 ns a block.
+        events (multimodal items, vLLM's salt), without the adapter's name. Cost O(blocks).
         """
         scores = self._native.match(
             as_tokens(tokens), kv_event_scope(lora_name, cache_salt), encode_extra_keys(extra_keys)

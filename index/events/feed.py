@@ -9,9 +9,10 @@ known: a source is only ever credited with less than it holds.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections import OrderedDict
 from typing import Protocol
+
+import xxhash
 
 from poolweave.errors import EventsMalformed
 from poolweave.index._native import EventReport
@@ -51,7 +52,7 @@ class EventFeed:
         self._complete = True
         self._supported = True
         self._away = False
-        self._digests: OrderedDict[int, bytes] = OrderedDict()
+        self._digests: OrderedDict[int, int] = OrderedDict()
         self._asked: int | None = None  # where the replay under way starts
         self._rebuilding = False
         self._rebuild_from = 0
@@ -205,5 +206,5 @@ class EventFeed:
         self._kept, self._kept_bytes, self._newest, self._torn = {}, 0, -1, False
 
 
-def _digest(payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, digest_size=8).digest()
+def _digest(payload: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(payload)
