@@ -15,7 +15,8 @@ class PoolConfig:
 
     `page_bytes`: unit of mapping, a power of two. `max_hbm`, `max_dram`: what resize() may grow a tier to (address
     space, not memory); None is four times the first size, and at least the machine's memory. `huge_pages`, `pinned`:
-    "off", "prefer" or "require", see Arena. `copy_threads`: of a swap.
+    "off", "prefer" or "require", see Arena. Above the share `high_watermark` of HBM in use (None: never) a thread makes
+    room down to `low_watermark`, before an alloc needs it. `copy_threads`: of a swap.
     """
 
     page_bytes: int = 2 << 20
@@ -23,6 +24,8 @@ class PoolConfig:
     max_dram: int | str | None = None
     huge_pages: Wanted = "off"
     pinned: Wanted = "off"
+    low_watermark: float = 0.9
+    high_watermark: float | None = None
     copy_threads: int = 2
     transfer: TransferConfig | None = None
 
@@ -34,6 +37,11 @@ class PoolConfig:
             )  # fmt: skip
         for setting in ("huge_pages", "pinned"):
             wanted(getattr(self, setting), setting)
+        if self.high_watermark is not None and not 0 < self.low_watermark <= self.high_watermark <= 1:
+            raise ConfigError(
+                f"watermarks are 0 < low <= high <= 1, got {self.low_watermark} and {self.high_watermark}",
+                setting="high_watermark", value=self.high_watermark, limit=self.low_watermark,
+            )  # fmt: skip
         if not 1 <= self.copy_threads <= 64:
             raise ConfigError(
                 f"copy_threads must lie in [1, 64], got {self.copy_threads}",

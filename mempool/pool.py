@@ -9,16 +9,17 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ConfigError, InstanceClosed, OutOfBlocks, UnknownBlock
-from poolweave.index import Identity, RadixIndex
+from poolweave.index import Identity
 from poolweave.mempool._native import BlockTable
 from poolweave.mempool.allocator import Allocator
 from poolweave.mempool.arena import Arena
+from poolweave.mempool.assembly import build_space
 from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.catalogue import Catalogue, Indexed
 from poolweave.mempool.config import PoolConfig
@@ -28,11 +29,11 @@ from poolweave.mempool.name_lock import NameLock
 from poolweave.mempool.received import Received
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.resizer import Resizer
-from poolweave.mempool.shared_tier import SharedTierMemory
-from poolweave.mempool.space import DRAM, HBM, BlockSpace
-from poolweave.mempool.stats import PoolStats, TierStats
+from poolweave.mempool.space import DRAM, HBM
+from poolweave.mempool.stats import PoolStats
 from poolweave.mempool.store import PoolStore
-from poolweave.mempool.tiers import TIERS, TierMemory, TierSize
+from poolweave.mempool.sweeper import Sweeper
+from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.transfer import KVLayout, Reservation, Shipment, Transfer
 from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens, parse_bytes
 
@@ -68,7 +69,7 @@ class MemPool:
         self._epoch = secrets.randbits(63) | 1
         self._name = NameLock(self.instance)
         try:
-            self._space = _build_space(layout, hbm, dram, config, self._epoch)
+            self._space = build_space(layout, hbm, dram, config, self._epoch)
         except BaseException:
             self._name.close()
             raise
@@ -80,6 +81,11 @@ class MemPool:
         self._catalogue = Catalogue(self._space, Identity(layout=layout.fingerprint(), dtype=layout.dtype))
         store = PoolStore(self._space, self._catalogue, self._allocator)
         self._links = Links(self.instance, store, self._catalogue, config.transfer)
+        self._sweeper: Sweeper | None = None
+        if config.high_watermark is not None:
+            self._sweeper = Sweeper(
+                self._space, self._reclaimer, low=config.low_watermark, high=config.high_watermark, name=self.instance
+            )
         self._closed = False
 
     # --- memory blocks --------------------------------------------------------------------------------------
@@ -108,6 +114,8 @@ class MemPool:
             available = self._table.free(self._handles(blocks))
         if self._watched[0] or self._watched[1]:
             self._allocator.released(available)
+        if self._sweeper is not None:
+            self._sweeper.nudge()
 
     def retain(self, blocks: BlocksLike) -> None:
         """One more reference on each for the caller, to free() later."""
@@ -143,9 +151,14 @@ class MemPool:
         """The small int that stands for `identity` in `ns` arguments; ns=None is the pool's default identity."""
         return self._catalogue.namespace(identity)
 
-    def match(self, tokens: TokenIds, ns: int | None = None) -> Hit:
-        """The longest indexed prefix of `tokens`, whole blocks only, pinned until the Hit is closed or taken."""
+    def match(self, tokens: TokenIds, ns: int | None = None, *, promote: bool = False) -> Hit:
+        """The longest indexed prefix of `tokens`, whole blocks only, pinned until the Hit is closed or taken.
+
+        With `promote` its blocks in DRAM are brought into HBM, all or, where there is no room for them, none.
+        """
         found = self._catalogue.match(as_tokens(tokens), ns)
+        if promote and len(found.handles):
+            self._promote(found.handles)
         tiers, _ = self._space.locate(found.handles)
         return Hit(Blocks(found.handles, self._epoch), found.num_tokens, tiers, found.miss_reason, self._release)
 
@@ -286,7 +299,7 @@ class MemPool:
         self._require_open()
         space = self._space
         with space.lock:
-            tiers = {memory.tier: _tier_stats(space, number, memory) for number, memory in space.tiers.items()}
+            tiers = {memory.tier: space.tier_stats(number) for number, memory in space.tiers.items()}
             return PoolStats(
                 instance=self.instance, tiers=tiers, indexed=len(space.index), waiting=len(self._allocator.waiters),
                 events=dict(space.counters), index=space.index.stats(), transfer=self._links.stats(),
@@ -303,6 +316,8 @@ class MemPool:
             return
         self._closed = True
         self._links.close()
+        if self._sweeper is not None:
+            self._sweeper.close()
         self._space.close()
         self._table = self._space.table
         self._allocator.waiters.notify_all()
@@ -321,6 +336,16 @@ class MemPool:
             warnings.warn(f"poolweave: pool {self.instance!r} was not closed", ResourceWarning, stacklevel=2)
 
     # --- private --------------------------------------------------------------------------------------------
+
+    def _promote(self, handles: UInt64Array) -> None:
+        """Bring a hit's blocks into HBM if that can be; the references stay the caller's unless this raises."""
+        try:
+            self._space.counters["promoted"] += self.swap_in(Blocks(handles))
+        except OutOfBlocks:
+            return
+        except BaseException:
+            self._allocator.free(handles)
+            raise
 
     def _handles(self, blocks: BlocksLike) -> UInt64Array:
         if not isinstance(blocks, Blocks):
@@ -348,32 +373,3 @@ class MemPool:
             self.free(blocks)
         except InstanceClosed:
             return  # the pool went first, and the references with it
-
-
-def _build_space(
-    layout: KVLayout, hbm: int | str | Arena, dram: int | str | Arena, config: PoolConfig, epoch: int
-) -> BlockSpace:  # fmt: skip
-    sizes = {HBM: ("hbm", hbm, config.max_hbm), DRAM: ("dram", dram, config.max_dram)}
-    tiers: dict[int, TierMemory] = {}
-    for number, (name, size, most) in sizes.items():
-        max_bytes = None if most is None else parse_bytes(most, f"max_{name}")
-        if isinstance(size, Arena):
-            max_bytes = max_bytes or size.stats().capacity_bytes
-            tiers[number] = SharedTierMemory(
-                TIERS[number], layout, TierSize(name, max_bytes, max_bytes, size.page_bytes), size
-            )
-        elif number == HBM or parse_bytes(size, name):
-            tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
-            tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
-    limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
-    table = BlockTable(limits[0], limits[1], epoch)
-    return BlockSpace(layout, table, tiers, RadixIndex(layout.block_tokens), config.copy_threads)
-
-
-def _tier_stats(space: BlockSpace, number: int, memory: TierMemory) -> TierStats:
-    c: Any = space.table.counts(number)
-    return TierStats(
-        tier=memory.tier, total=c.limit, free=c.free, active=c.used - c.historical - c.limbo - c.reserved,
-        historical=c.historical, pinned=c.pinned, leased=c.leased, limbo=c.limbo, overhang=c.overhang,
-        largest_run=space.table.longest_free_run(number), mapped_bytes=memory.mapped_bytes, memory=memory.stats(),
-    )  # fmt: skip

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from poolweave.errors import InstanceClosed
 from poolweave.index import RadixIndex
 from poolweave.mempool._native import BlockTable, swap_blocks
+from poolweave.mempool.stats import TierStats
 from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.transfer import KVLayout
 from poolweave.types import Int32Array, Tier, UInt64Array
@@ -80,6 +81,16 @@ class BlockSpace:
         freed = self.table.unindex(handles)
         self.counters[reason] += len(handles)
         return freed
+
+    def tier_stats(self, number: int) -> TierStats:
+        """A snapshot of one tier. The caller holds `lock`."""
+        memory = self.tiers[number]
+        c: Any = self.table.counts(number)
+        return TierStats(
+            tier=memory.tier, total=c.limit, free=c.free, active=c.used - c.historical - c.limbo - c.reserved,
+            historical=c.historical, pinned=c.pinned, leased=c.leased, limbo=c.limbo, overhang=c.overhang,
+            largest_run=self.table.longest_free_run(number), mapped_bytes=memory.mapped_bytes, memory=memory.stats(),
+        )  # fmt: skip
 
     def close(self) -> None:
         """From now on every use of the table raises InstanceClosed. Views keep the memory they show."""

@@ -1,0 +1,33 @@
+"""Assembly: a pool's BlockSpace out of its settings."""
+
+from __future__ import annotations
+
+from poolweave.index import RadixIndex
+from poolweave.mempool._native import BlockTable
+from poolweave.mempool.arena import Arena
+from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.shared_tier import SharedTierMemory
+from poolweave.mempool.space import DRAM, HBM, BlockSpace
+from poolweave.mempool.tiers import TIERS, TierMemory, TierSize
+from poolweave.transfer import KVLayout
+from poolweave.types import parse_bytes
+
+
+def build_space(
+    layout: KVLayout, hbm: int | str | Arena, dram: int | str | Arena, config: PoolConfig, epoch: int
+) -> BlockSpace:  # fmt: skip
+    sizes = {HBM: ("hbm", hbm, config.max_hbm), DRAM: ("dram", dram, config.max_dram)}
+    tiers: dict[int, TierMemory] = {}
+    for number, (name, size, most) in sizes.items():
+        max_bytes = None if most is None else parse_bytes(most, f"max_{name}")
+        if isinstance(size, Arena):
+            max_bytes = max_bytes or size.stats().capacity_bytes
+            tiers[number] = SharedTierMemory(
+                TIERS[number], layout, TierSize(name, max_bytes, max_bytes, size.page_bytes), size
+            )
+        elif number == HBM or parse_bytes(size, name):
+            tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
+            tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
+    limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
+    table = BlockTable(limits[0], limits[1], epoch)
+    return BlockSpace(layout, table, tiers, RadixIndex(layout.block_tokens), config.copy_threads)
