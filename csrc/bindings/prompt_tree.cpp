@@ -5,14 +5,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
-#include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
 
 #include "bindings/registry.hpp"
 #include "core/block_keys.hpp"
 #include "core/error.hpp"
+#include "core/lowest.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,10 +43,7 @@ Array<T> to_numpy(std::unique_ptr<T[]> data, std::size_t size) {
 
 auto keys_of(const Tokens& tokens, std::size_t block_tokens, std::uint64_t seed) {
     if (block_tokens == 0) throw Error(Code::kConfig, "block_tokens must be positive, got 0");
-    const std::int32_t* first = tokens.data();
-    std::int32_t signs = 0;
-    for (std::size_t i = 0; i < tokens.size(); ++i) signs |= first[i];
-    if (signs < 0) throw nb::value_error("token ids must not be negative; they run from 0 to 2147483647");
+    if (any_negative({tokens.data(), tokens.size()})) throw nb::value_error("token ids must not be negative; they run from 0 to 2147483647");
     const std::size_t size = tokens.size() / block_tokens;
     auto keys = std::make_unique_for_overwrite<std::uint64_t[]>(size);
     {
@@ -73,19 +69,9 @@ std::optional<Array<std::int32_t>> tokens_of(const nb::typed<nb::list, nb::any>&
     return to_numpy(std::move(tokens), size);
 }
 
-// Index of the lowest cost; where several are equal up to a relative 1e-9, the one that `lot` falls on.
-std::size_t draw_lowest(const Costs& costs, std::uint64_t lot) {
-    const double* first = costs.data();
-    const double* last = first + costs.size();
-    if (first == last) throw nb::value_error("there is no cost to choose from");
-    const double lowest = *std::min_element(first, last);
-    const double limit = lowest + std::abs(lowest) * 1e-9;
-    const auto equal = [limit](double cost) { return cost <= limit; };
-    std::uint64_t skip = lot % static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(std::count_if(first, last, equal), 1));
-    for (const double* cost = first; cost != last; ++cost) {
-        if (equal(*cost) && skip-- == 0) return static_cast<std::size_t>(cost - first);
-    }
-    return static_cast<std::size_t>(std::min_element(first, last) - first);  // not a number: any
+std::size_t lowest_of(const Costs& costs, std::uint64_t lot) {
+    if (costs.size() == 0) throw nb::value_error("there is no cost to choose from");
+    return draw_lowest({costs.data(), costs.size()}, lot);
 }
 
 }  // namespace
@@ -95,7 +81,7 @@ void register_prompt_tree(nb::module_& m) {
           "Chained 64-bit keys of the whole blocks of int32 tokens.");
     m.def("tokens_of_list", &tokens_of, "tokens"_a, "A list of plain ints as int32 tokens, or None.");
 
-    m.def("draw_lowest", &draw_lowest, "costs"_a.noconvert(), "lot"_a,
+    m.def("draw_lowest", &lowest_of, "costs"_a.noconvert(), "lot"_a,
           "Index of the lowest cost, of equal ones the one that the number `lot` falls on.");
 
     nb::class_<PromptTree::Stats>(m, "PromptTreeStats")

@@ -15,4 +15,10 @@ void block_keys(std::span<const std::int32_t> tokens, std::size_t block_tokens, 
     }
 }
 
+bool any_negative(std::span<const std::int32_t> tokens) noexcept {
+    std::int32_t signs = 0;
+    for (const std::int32_t token : tokens) signs |= token;  // no early end: it runs at memory speed
+    return signs < 0;
+}
+
 }  // namespace poolweave

@@ -13,4 +13,7 @@ namespace poolweave {
 void block_keys(std::span<const std::int32_t> tokens, std::size_t block_tokens, std::uint64_t seed,
                 std::span<std::uint64_t> keys) noexcept;
 
+// Whether a token id is none: ids run from 0 on.
+bool any_negative(std::span<const std::int32_t> tokens) noexcept;
+
 }  // namespace poolweave

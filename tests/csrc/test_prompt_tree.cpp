@@ -7,6 +7,7 @@
 #include "core/block_keys.hpp"
 #include "core/error.hpp"
 #include "core/key_table.hpp"
+#include "core/lowest.hpp"
 #include "core/prompt_tree.hpp"
 
 using poolweave::KeyTable;
@@ -76,6 +77,36 @@ void random_calls(std::size_t max_bytes) {
     CHECK(tree.stats().entries == 0 && tree.stats().nodes == 0);
 }
 
+void limits_are_kept() {
+    PromptTree tree;
+    std::mt19937 random(2);
+    std::vector<std::int32_t> scores(1);
+    tree.limit(0, 50);
+    for (int i = 0; i < 400; ++i) {
+        const std::vector<std::uint64_t> keys = keys_of(random, 30);
+        CHECK(tree.insert(keys, 0, 1e9, 0) == keys.size());
+        CHECK(tree.match(keys, 0, scores) == keys.size());
+        tree.check();
+    }
+    tree.sweep(0, 10'000);
+    tree.check();
+    CHECK(tree.entries(0) < 400);
+}
+
+void lots_fall_on_the_lowest() {
+    const std::vector<double> costs{2.0, 1.0, 3.0, 1.0 + 1e-12, 1.1};
+    CHECK(poolweave::draw_lowest(costs, 0) == 1 && poolweave::draw_lowest(costs, 1) == 3);
+    CHECK(poolweave::draw_lowest(costs, 2) == 1);
+    CHECK(poolweave::draw_lowest(std::vector<double>{-1.0, -2.0}, 7) == 1);
+}
+
+void negative_tokens_are_seen() {
+    std::vector<std::int32_t> tokens(100, 5);
+    CHECK(!poolweave::any_negative(tokens) && !poolweave::any_negative({}));
+    tokens[99] = -1;
+    CHECK(poolweave::any_negative(tokens));
+}
+
 void threads_share_a_tree() {
     PromptTree tree;
     std::vector<std::thread> threads;
@@ -102,6 +133,9 @@ int main() {
     table_keeps_what_it_was_given();
     random_calls(1 << 26);
     random_calls(70'000);
+    limits_are_kept();
+    lots_fall_on_the_lowest();
+    negative_tokens_are_seen();
     threads_share_a_tree();
     CHECK_THROWS(PromptTree().retire(70'000), poolweave::Code::kConfig);
     return 0;

@@ -216,6 +216,8 @@ def test_bad_arguments() -> None:
         block_keys(np.zeros(4, np.int32), 0, 0)
     with pytest.raises(ConfigError, match="65536 instances"):
         NativePromptTree(None).retire(65_536)
+    with pytest.raises(ValueError, match="must not be negative"):
+        block_keys(np.array([1, -2], np.int32), 16, 0)
     for wrong in ([1, 2.5], [True], [-1], [2**31], ["a"], [np.int64(3)]):
         assert tokens_of_list(wrong) is None
     assert tokens_of_list([0, 2**31 - 1]).tolist() == [0, 2**31 - 1]
