@@ -13,7 +13,7 @@ from poolweave.mempool import Blocks, MemPool
 from poolweave.serving.engine import EngineConfig, LoadedModel, SamplingParams, Sequence, TorchEngine
 from poolweave.types import Tier
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]  # busy machines
 
 PROMPTS = [tuple((7 * i + 3 * j) % 490 + 2 for j in range(n)) for i, n in enumerate((1, 15, 16, 17, 31, 48, 60))]
 NEW = 20

@@ -9,7 +9,7 @@ import torch
 
 from poolweave.serving.engine import EngineConfig, SamplingParams, Sequence, TorchEngine
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]  # busy machines
 
 TEXT = "The history of computing began long before electronic machines. " * 50
 LENGTHS = [1, 15, 16, 17, 500]
