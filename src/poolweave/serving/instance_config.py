@@ -68,7 +68,7 @@ class ClusterConfig:
 
     instances: tuple[InstanceConfig, ...]
     transport: Transport = "shm"
-    start_timeout_s: float = 120.0
+    start_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         names = Counter(instance.name for instance in self.instances)
