@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from poolweave.serving.simulator import (
@@ -107,7 +108,7 @@ def main() -> None:
         trace = SharedPrefixes(share=share, num_requests=requests, prefixes=48).trace()
         keep(routing(trace.at_rate(22.0), "share", share))
     if arguments.loogle:
-        trace = load_loogle(arguments.loogle, copies=3)
+        trace = load_loogle(Path(arguments.loogle), copies=3)
         for rate in (1.0, 2.0, 4.0, 8.0):
             keep(routing(trace.at_rate(rate), "loogle", rate))
     for rate in (4.0,) if arguments.smoke else (2.0, 4.0, 8.0, 12.0, 16.0):
