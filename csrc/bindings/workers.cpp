@@ -107,6 +107,10 @@ void register_board(nb::module_& m) {
         .def("set_model", &set_model, "model"_a, "layer_cost"_a, "owners"_a)
         .def("set_seat", &set_seat, "seat"_a, "tokens"_a, "position"_a, "end"_a, "table"_a, "sampling"_a)
         .def("form", &form, "slot"_a, "model"_a, "seats"_a, "Compose a batch in a slot that is idle or the host's.")
+        .def("set_in_flight", [](const Board& b, std::uint32_t n) {
+            if (n < 1) throw Error(Code::kConfig, "in_flight must be positive");
+            b.header().in_flight.store(n);
+        }, "in_flight"_a, "Batches that the attention worker keeps between attention and FFN; 1 is no pipeline.")
         .def("set_turn", &set_turn, "slot"_a, "turn"_a)
         .def("turn", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return static_cast<std::uint32_t>(b.slot(s).turn.load(std::memory_order_acquire)); }, "slot"_a)
         .def("set_layer", [](const Board& b, std::int64_t s, std::int32_t layer) { check_index(s, b.shape().slots, "slot"); b.slot(s).layer = layer; }, "slot"_a, "layer"_a)
@@ -129,7 +133,7 @@ void register_workers(nb::module_& m) {
     using decode::FfnWorker;
     const auto released = nb::call_guard<nb::gil_scoped_release>();
     nb::class_<AttentionWorker>(m, "AttentionWorker", "The KV side's worker; one thread runs it.")
-        .def(nb::init<const Board&, int>(), "board"_a, "in_flight"_a, nb::keep_alive<1, 2>())
+        .def(nb::init<const Board&>(), "board"_a, nb::keep_alive<1, 2>())
         .def("activate", [](AttentionWorker& self, std::int64_t model, Attention& stack, const Kv& kv) { self.activate(model, &stack.stack, kv.view); },
              "model"_a, "stack"_a, "kv"_a, "The caller keeps stack and KV alive until it deactivates the model.")
         .def("deactivate", &AttentionWorker::deactivate, "model"_a)

@@ -16,7 +16,7 @@ from poolweave.crosspool_engine._native import AttentionStack, AttentionWorker, 
 from poolweave.errors import ConfigError
 
 HIDDEN, VOCAB, HEADS, DIM, BLOCK, LAYERS = 32, 61, 4, 8, 4, 3
-READY, HOST = 1, 4
+READY, HOST = 1, 3
 GREEDY = {"stops": [], "temperature": 0.0, "top_p": 1.0, "seed": 0}
 STOP, LENGTH, BROKEN = 1, 2, 3
 
@@ -105,7 +105,8 @@ def wait_for(board: Board, slots: list[int]) -> None:
 
 def all_ranks(board: Board, models: list[Model], ranks: int, in_flight: int) -> list[Any]:
     """An attention worker and `ranks` FFN workers; layer n of each model lies on rank n % ranks."""
-    attention = AttentionWorker(board, in_flight)
+    board.set_in_flight(in_flight)
+    attention = AttentionWorker(board)
     workers: list[Any] = [FfnWorker(board, rank) for rank in range(ranks)]
     for number, model in enumerate(models):
         board.set_model(number, 1.0, [n % ranks for n in range(LAYERS)])
@@ -261,7 +262,7 @@ def test_idle_workers_cost_no_cpu(models: list[Model]) -> None:
 
 def test_misuse_is_refused(models: list[Model]) -> None:
     board = make_board()
-    attention, ffn = AttentionWorker(board, 2), FfnWorker(board, 0)
+    attention, ffn = AttentionWorker(board), FfnWorker(board, 0)
     with pytest.raises(ConfigError, match="model 0 is not active"):
         attention.step(0)
     with pytest.raises(ConfigError, match="layer 0 of model 0 is not on FFN rank 0"):
@@ -275,7 +276,7 @@ def test_misuse_is_refused(models: list[Model]) -> None:
     with pytest.raises(ConfigError, match="do not fit the board"):
         ffn.activate(0, models[0].ffn, [LAYERS])
     with pytest.raises(ConfigError, match="in_flight"):
-        AttentionWorker(board, 0)
+        board.set_in_flight(0)
     with pytest.raises(ConfigError, match="FFN rank 8"):
         FfnWorker(board, 8)
     with pytest.raises(ConfigError, match="at most 16 rows"):

@@ -19,15 +19,13 @@ std::int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-bool in_flight(Turn turn) { return turn == Turn::kAttention || turn == Turn::kFfn; }
+bool in_flight(Turn turn) { return turn == Turn::kAttention || turn >= Turn::kFfn; }
 
 }  // namespace
 
-AttentionWorker::AttentionWorker(const Board& board, int in_flight_limit)
-    : board_(board), in_flight_(in_flight_limit), models_(board.shape().models),
-      residual_(static_cast<std::size_t>(board.shape().slots) * board.shape().max_rows * board.shape().max_hidden) {
-    if (in_flight_limit < 1) throw Error(Code::kConfig, "in_flight must be positive");
-}
+AttentionWorker::AttentionWorker(const Board& board)
+    : board_(board), models_(board.shape().models),
+      residual_(static_cast<std::size_t>(board.shape().slots) * board.shape().max_rows * board.shape().max_hidden) {}
 
 void AttentionWorker::activate(std::int64_t index, AttentionStack* stack, const KvView& kv) {
     if (index < 0 || index >= static_cast<std::int64_t>(models_.size()))
@@ -66,8 +64,9 @@ bool AttentionWorker::work() {
     const ModelEntry& model = board_.model(slot.model);
     if (slot.layer < model.num_layers) {
         slot.ticket = board_.next_ticket();
-        slot.turn.store(Turn::kFfn, std::memory_order_release);
-        board_.header().ffn[model.owner[slot.layer]].ring();
+        const int rank = model.owner[slot.layer];
+        slot.turn.store(turn_of_rank(rank), std::memory_order_release);  // from here on the slot is that rank's
+        board_.header().ffn[rank].ring();
         return true;
     }
     const bool over = std::any_of(slot.seats, slot.seats + slot.rows, [&](std::int32_t seat) {
@@ -97,7 +96,7 @@ std::int64_t AttentionWorker::oldest() const noexcept {
 // The same rule as the pipeline's: the ready model that had the least service, its oldest batch.
 std::int64_t AttentionWorker::choose() noexcept {
     note_active();
-    int flying = 0;
+    std::uint32_t flying = 0;
     std::int64_t found = -1;
     for (std::int64_t i = 0; i < board_.shape().slots; ++i) {
         const Slot& slot = board_.slot(i);
@@ -109,7 +108,7 @@ std::int64_t AttentionWorker::choose() noexcept {
         const double mine = models_[slot.model].served, its = models_[best.model].served;
         if (mine < its || (mine == its && slot.ticket < best.ticket)) found = i;
     }
-    if (found < 0 || flying >= in_flight_) return -1;
+    if (found < 0 || flying >= board_.header().in_flight.load(std::memory_order_relaxed)) return -1;
     Slot& slot = board_.slot(found);
     const ModelEntry& model = board_.model(slot.model);
     models_[slot.model].served += static_cast<double>(model.num_layers) * model.layer_cost;
@@ -124,7 +123,7 @@ void AttentionWorker::note_active() noexcept {
         for (std::int64_t i = 0; i < board_.shape().slots && !present; ++i) {
             const Slot& slot = board_.slot(i);
             const Turn turn = slot.turn.load(std::memory_order_acquire);
-            present = turn != Turn::kIdle && slot.model == static_cast<std::int32_t>(m);
+            present = turn != Turn::kIdle && turn != Turn::kHost && slot.model == static_cast<std::int32_t>(m);
         }
         if (present && !models_[m].active) {
             double level = -1.0;

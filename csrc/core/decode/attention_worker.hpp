@@ -11,11 +11,11 @@
 namespace poolweave::decode {
 
 // Advances the batches of a board whose turn is attention. `run` is control lowering: it starts passes, at most
-// `in_flight` at a time, and hands batches to the FFN workers without the host. `step` does one stage that the host
+// the board's `in_flight` at a time, and hands batches to the FFN workers without the host. `step` does one stage that the host
 // names. One thread runs it; models are added and taken away by another while none of their batches is on the board.
 class AttentionWorker {
   public:
-    AttentionWorker(const Board& board, int in_flight);
+    explicit AttentionWorker(const Board& board);
 
     // Serve model `index` of the board. Throws kConfig where stack, KV and board do not fit.
     void activate(std::int64_t index, AttentionStack* stack, const KvView& kv);
@@ -47,7 +47,6 @@ class AttentionWorker {
     bool append(std::int64_t seat, const float* logits, std::int64_t vocab);
 
     const Board& board_;
-    int in_flight_;
     std::vector<Model> models_;
     std::vector<float> residual_;  // [slots, max_rows, max_hidden]: never leaves the KV side
     std::vector<float> ends_, logits_;

@@ -79,6 +79,7 @@ Board Board::create(const BoardShape& shape) {
     if (base == MAP_FAILED) fail("mmap");
     board.base_ = static_cast<std::byte*>(base), board.nbytes_ = nbytes;
     board.lay_out(shape);
+    board.header().in_flight.store(2);
     board.header().shape = shape;
     board.header().magic = kMagic;
     return board;

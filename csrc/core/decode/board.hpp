@@ -19,9 +19,11 @@ enum class Turn : std::uint32_t {
     kIdle,       // no batch here; the host's
     kReady,      // has a token to decode; the attention worker starts it when there is room in flight
     kAttention,  // in flight, towards attention
-    kFfn,        // in flight, towards FFN
     kHost,       // a request ended or the host asked: it composes the batch anew
+    kFfn,        // in flight, towards FFN rank 0; towards rank r it is kFfn + r, so that one word says whose a slot is
 };
+
+inline Turn turn_of_rank(int rank) noexcept { return static_cast<Turn>(static_cast<std::uint32_t>(Turn::kFfn) + rank); }
 
 enum class Finish : std::uint32_t { kRunning, kStop, kLength, kBroken };
 
@@ -67,6 +69,7 @@ struct BoardHeader {
     std::uint64_t magic;
     BoardShape shape;
     std::atomic<std::uint32_t> abort;
+    std::atomic<std::uint32_t> in_flight;  // batches between attention and FFN at a time: 1 is no pipeline
     std::atomic<std::uint64_t> tickets;
     Bell host, attention, ffn[kMaxRanks];
 };

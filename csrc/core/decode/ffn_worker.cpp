@@ -46,8 +46,7 @@ bool FfnWorker::work() {
     std::int64_t found = -1;
     for (std::int64_t i = 0; i < board_.shape().slots; ++i) {
         const Slot& slot = board_.slot(i);
-        if (slot.turn.load(std::memory_order_acquire) != Turn::kFfn) continue;
-        if (board_.model(slot.model).owner[slot.layer] != rank_) continue;
+        if (slot.turn.load(std::memory_order_acquire) != turn_of_rank(rank_)) continue;
         if (found < 0 || slot.ticket < board_.slot(found).ticket) found = i;
     }
     if (found < 0) return false;
