@@ -863,6 +863,11 @@ class Board:
     def form(self, slot: int, model: int, seats: Sequence[int]) -> None:
         """Compose a batch in a slot that is idle or the host's."""
 
+    def set_in_flight(self, in_flight: int) -> None:
+        """
+        Batches that the attention worker keeps between attention and FFN; 1 is no pipeline.
+        """
+
     def set_turn(self, slot: int, turn: int) -> None: ...
     def turn(self, slot: int) -> int: ...
     def set_layer(self, slot: int, layer: int) -> None: ...
@@ -885,7 +890,7 @@ class Board:
 class AttentionWorker:
     """The KV side's worker; one thread runs it."""
 
-    def __init__(self, board: Board, in_flight: int) -> None: ...
+    def __init__(self, board: Board) -> None: ...
     def activate(self, model: int, stack: AttentionStack, kv: KvView) -> None:
         """The caller keeps stack and KV alive until it deactivates the model."""
 
