@@ -34,7 +34,7 @@ class Allocator:
 
     def alloc_wait(self, num_blocks: int, tier: Tier, timeout: float) -> UInt64Array:
         """Waits up to `timeout` seconds without the GIL. Raises AllocTimeout; OutOfBlocks for what can never fit."""
-        self._require_possible(num_blocks, tier)
+        self.require_possible(num_blocks, tier)
         deadline = time.monotonic() + timeout
         gate = ThreadGate()
         turn = self.waiters.enter(gate.wake)
@@ -52,7 +52,7 @@ class Allocator:
 
     async def alloc_async(self, num_blocks: int, tier: Tier, timeout: float | None) -> UInt64Array:
         """The same for a task: other tasks run meanwhile. Cancelling it gives its place up."""
-        self._require_possible(num_blocks, tier)
+        self.require_possible(num_blocks, tier)
         deadline = None if timeout is None else time.monotonic() + timeout
         gate = TaskGate()
         turn = self.waiters.enter(gate.wake)
@@ -90,7 +90,10 @@ class Allocator:
                     return handles
         return None
 
-    def _require_possible(self, num_blocks: int, tier: Tier) -> None:
+    def require_possible(self, num_blocks: int, tier: Tier) -> None:
+        """Raises OutOfBlocks for more than the tiers can ever hold, ValueError for less than none."""
+        if num_blocks < 0:
+            raise ValueError(f"num_blocks must not be negative, got {num_blocks}")
         if num_blocks > sum(self._space.tiers[number].cap_slots for number in self._numbers(tier)):
             raise self.out_of_blocks(num_blocks, tier, OutOfBlocks, "")
 

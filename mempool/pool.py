@@ -86,6 +86,7 @@ class MemPool:
             self._sweeper = Sweeper(
                 self._space, self._reclaimer, low=config.low_watermark, high=config.high_watermark, name=self.instance
             )
+        self._most = sum(memory.max_slots for memory in self._space.tiers.values())
         self._closed = False
 
     # --- memory blocks --------------------------------------------------------------------------------------
@@ -99,6 +100,8 @@ class MemPool:
         """
         if timeout is not None:
             return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout), self._epoch)
+        if not 0 <= num_blocks <= self._most:
+            self._allocator.require_possible(num_blocks, tier)
         blocks = self._table.alloc_blocks(num_blocks, tier._value_)
         return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
 

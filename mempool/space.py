@@ -95,8 +95,8 @@ class BlockSpace:
     def close(self) -> None:
         """From now on every use of the table raises InstanceClosed. Views keep the memory they show."""
         with self.lock:
-            self.table = cast(BlockTable, _ClosedTable())
-            self.tiers = {}
+            self.table = cast(BlockTable, _Closed())
+            self.tiers = cast(dict[int, TierMemory], _Closed())
 
     def check(self) -> None:
         """Raises when an invariant of the parts, or between them, does not hold. Call it while no operation runs."""
@@ -110,6 +110,13 @@ class BlockSpace:
             assert indexed == len(self.index), f"{indexed} blocks are marked indexed, the index holds {len(self.index)}"
 
 
-class _ClosedTable:
+class _Closed:
+    """Stands for the table and the tiers of a closed pool: any use says so."""
+
     def __getattr__(self, name: str) -> Any:
         raise InstanceClosed("this pool was closed before")
+
+    def __iter__(self) -> Any:
+        raise InstanceClosed("this pool was closed before")
+
+    __contains__ = __getitem__ = __getattr__

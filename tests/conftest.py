@@ -6,6 +6,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("poolweave", deadline=None)  # a busy machine is no fault
+settings.load_profile("poolweave")
 
 ROOMS = ("mempool", "index", "transfer", "scheduler", "crosspool_engine")
 

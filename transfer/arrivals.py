@@ -62,11 +62,16 @@ class ArrivalBook:
                 self._remove(entry)
             self._entries[tag] = _Entry(tag, owner, deadline)
 
-    def settle(self, tag: bytes, owner: object, arrival: Arrival) -> bool:
-        """The blocks are valid: hand them to who waits, or keep them until the deadline. False when withdrawn."""
+    def settle(
+        self, tag: bytes, owner: object, arrival: Arrival, taken_back: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """The blocks are valid: hand them to who waits, or keep them until the deadline. False when withdrawn.
+
+        `taken_back` is asked under the lock: once it is true, settle() fails or a later withdraw() finds the arrival.
+        """
         with self._lock:
             entry = self._find(tag, owner)
-            if entry is None or self._closed or entry.error is not None:
+            if entry is None or self._closed or entry.error is not None or taken_back():
                 return False
             entry.arrival = arrival
             self._deliver(entry)
@@ -79,11 +84,14 @@ class ArrivalBook:
                 entry.error = copy.copy(error)  # without the traceback, whose frames hold descriptors
                 self._deliver(entry)
 
-    def withdraw(self, tag: bytes, owner: object, error: PoolweaveError) -> None:
-        """The sender took it back: an unclaimed arrival is dropped and replaced by `error`."""
+    def withdraw(self, tag: bytes, owner: object, error: PoolweaveError, *, only_here: bool = False) -> None:
+        """The sender took it back: an unclaimed arrival is dropped and replaced by `error`.
+
+        `only_here`: one that is still being pulled is left to its puller, whose fail() comes when its blocks are back.
+        """
         with self._lock:
             entry = self._find(tag, owner)
-            if entry is None or entry.error is not None:
+            if entry is None or entry.error is not None or (only_here and entry.arrival is None):
                 return
             dropped, entry.arrival, entry.error = entry.arrival, None, error
             if dropped is not None:
@@ -103,7 +111,11 @@ class ArrivalBook:
                 return _outcome(entry)
             waiter = _Waiter()
             self._waiters.setdefault(tag, []).append(waiter)
-        got = waiter.gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        try:
+            got = waiter.gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        except BaseException:  # a signal's: nobody will take what comes for this waiter
+            self._leave(tag, waiter)
+            raise
         if not got:
             with self._lock:
                 if waiter.entry is None:  # else it was delivered just after the timeout
@@ -160,6 +172,21 @@ class ArrivalBook:
             assert {id(e) for e in settled} == {id(e) for e in self._deadlines.values()}, "deadlines and entries differ"
             assert not (set(self._waiters) & {e.tag for e in settled}), "an arrival and its receiver both wait"
             assert all(self._waiters.values()), "an empty list of waiters is left"
+
+    def _leave(self, tag: bytes, waiter: _Waiter) -> None:
+        """Stop waiting; an arrival that was delivered already waits for the next receiver instead."""
+        with self._lock:
+            entry = waiter.entry
+            if entry is None:
+                if not self._closed:
+                    self._forget(tag, waiter)
+                return
+            if not self._closed and tag not in self._entries:
+                self._entries[tag] = entry
+                self._deliver(entry)
+                return
+        if entry.arrival is not None:
+            entry.arrival.close()
 
     def _find(self, tag: bytes, owner: object) -> _Entry | None:
         entry = self._entries.get(tag)

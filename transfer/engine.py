@@ -88,7 +88,7 @@ class TransferEngine:
     @property
     def address(self) -> str:
         """Where peers connect: the first address of `listen`."""
-        return str(self._doors[0].address)
+        return self._advertised(self._doors[0].address)
 
     @property
     def addresses(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import errno
+import logging
 import os
 import socket
 import struct
@@ -22,6 +23,8 @@ from poolweave.transfer.loop import READ, WRITE, Loop
 _MOST_FDS = 16
 _RIGHTS_BYTES = socket.CMSG_SPACE(4 * _MOST_FDS)
 _MOST_QUEUED = 4 * FRAME_LIMIT  # a peer that reads this little is as good as lost
+
+_log = logging.getLogger(__name__)
 
 OnFrame = Callable[["Link", bytes, list[int]], None]
 OnLost = Callable[["Link", PoolweaveError], None]
@@ -129,6 +132,9 @@ class Link:
             self._lose(TransferFailed(f"the connection is lost: {error.strerror or error}", reason="lost"))
         except PoolweaveError as error:
             self._lose(error)
+        except Exception as error:  # noqa: BLE001  # the connection's boundary: it ends, and both sides hear of it
+            _log.exception("a handler of a connection failed")
+            self._lose(TransferFailed(f"internal error: {error!r}", reason="internal"))
 
     def _finish_connecting(self) -> None:
         code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -121,7 +121,8 @@ class Offer(_Message, frozen=True, tag="offer"):
             and (self.tokens is None or len(self.tokens) == 4 * self.num_tokens)
             and len(self.tag) <= MAX_TAG
             and len(self.identity) == 16
-            and 0 <= self.on_demand <= 255
+            and 0 <= self.on_demand <= 3
+            and (count == 0 or (self.on_demand == 0) == (self.reservation != 0))
         ):
             raise ValueError(
                 f"an offer that does not add up: {count} blocks, {self.num_tokens} tokens, lease {self.lease_s} s, "

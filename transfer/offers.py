@@ -37,6 +37,7 @@ class OpenOffer:
     nonce: int = 0
     checksums: bytes = b""
     scheme: str = ""
+    route: object = None  # the Peer it was made for: a name may be connected anew meanwhile
 
     def message(self) -> Offer:
         """What the receiver is told."""

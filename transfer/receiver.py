@@ -116,6 +116,7 @@ class Receiver:
             session.link.close()
             session.source.close()
         self._sessions.clear()
+        self._reservations.close()  # also what was asked for between close() and the loop's end
 
     def stats(self) -> ReceiverStats:
         return ReceiverStats(
@@ -200,10 +201,6 @@ class Receiver:
         try:
             if offer.tag:
                 self._arrivals.announce(offer.tag, job.owner, job.deadline)
-        except PoolweaveError as error:
-            self._answer_failure(job, error)
-            return
-        try:
             self._place(job)
         except PoolweaveError as error:
             self._fail(job, error)
@@ -245,10 +242,10 @@ class Receiver:
     def _take_cancel(self, session: Session, cancel: messages.Cancel) -> None:
         job = session.jobs.get(cancel.offer)
         if job is not None:
-            job.abort.set()
-        elif cancel.tag:
-            error = TransferFailed(f"{session.peer} took the transfer back", peer=session.peer, reason="cancelled")
-            self._arrivals.withdraw(cancel.tag, (session, cancel.offer), error)
+            job.abort.set()  # it may have settled just now
+        if cancel.tag:
+            owner = session, cancel.offer
+            self._arrivals.withdraw(cancel.tag, owner, _taken_back(session.peer), only_here=job is not None)
 
     def _take_reserve(self, session: Session, request: messages.Reserve) -> None:
         try:
@@ -277,9 +274,11 @@ class Receiver:
     def _succeed(self, job: Job, blocks: UInt64Array) -> None:
         offer, session = job.offer, job.session
         pulled = len(job.placement.fresh) if job.placement is not None else 0
+        settled = not offer.tag or self._settle(job, blocks, pulled)
         session.jobs.pop(offer.offer, None)
-        if offer.tag and not self._settle(job, blocks, pulled):
-            error = TransferFailed("the transfer was taken back", peer=session.peer, reason="cancelled")
+        if not settled:
+            error = _taken_back(session.peer)
+            self._arrivals.fail(offer.tag, job.owner, error)
             self._answer_failure(job, error)
             return
         if not offer.tag and len(blocks):
@@ -294,7 +293,7 @@ class Receiver:
         offer = job.offer
         tokens = np.frombuffer(offer.tokens, np.int32) if offer.tokens is not None else None
         arrival = Arrival(job.session.peer, offer.tag, blocks, offer.num_tokens, tokens, pulled, self._store.release)
-        if self._arrivals.settle(offer.tag, job.owner, arrival):
+        if self._arrivals.settle(offer.tag, job.owner, arrival, lambda: job.abort.is_set):
             self._wake_by(job.deadline)
             return True
         arrival.close()
@@ -319,3 +318,7 @@ class Receiver:
         with self._counting:
             self._counts["failed"] += 1
         job.session.tell(messages.Failed(job.offer.offer, *describe(error)))
+
+
+def _taken_back(peer: str) -> TransferFailed:
+    return TransferFailed(f"{peer} took the transfer back", peer=peer, reason="cancelled")

@@ -18,7 +18,7 @@ from poolweave.transfer._native import Extents, Grid, Tiers, Window
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import Space
 from poolweave.transfer.store import Region
-from poolweave.types import Int32Array, UInt64Array
+from poolweave.types import Int32Array
 
 TierArray = npt.NDArray[np.uint8]
 
@@ -68,11 +68,6 @@ class OwnMemory(Memory):
                 for space, region in zip(self.spaces, regions, strict=True)
             }
         )
-
-
-def map_words(fd: int) -> UInt64Array:
-    """A peer's lease table, mapped read-only. Takes `fd` over."""
-    return map_bytes(fd, 0).view(np.uint64)
 
 
 def map_bytes(fd: int, nbytes: int) -> npt.NDArray[np.uint8]:

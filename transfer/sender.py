@@ -111,7 +111,7 @@ class Sender:
         try:
             offer = self._prepare(peer, shipment, loan, priority)
             with self._lock:
-                self._require_open()
+                self._require_known(peer)
                 self._book.add(offer)
         except BaseException:
             self._store.give_back(loan)
@@ -123,7 +123,9 @@ class Sender:
     def reserve(self, name: str, num_blocks: int, tier: Tier, timeout: float) -> Reservation:
         """Ask `name` to set blocks aside. Raises OutOfBlocks as the peer did, TransferTimeout, PeerLost."""
         peer = self._peer(name)
-        question = self._questions.ask(peer, num_blocks, tier, self._settings.lease_s)
+        with self._lock:
+            self._require_known(peer)
+            question = self._questions.ask(peer, num_blocks, tier, self._settings.lease_s)
         self._pump(peer)
         if not question.wait(timeout):
             self._questions.drop(question)
@@ -199,6 +201,7 @@ class Sender:
             transfer=Transfer(peer.name, shipment.tag, len(loan.blocks)),
             checksums=checksums,
             nonce=secrets.randbits(63),
+            route=peer,
         )
         offer.transfer._on_cancel = functools.partial(self._cancel, offer)
         return offer
@@ -207,6 +210,8 @@ class Sender:
         """Send what may go now; dial when there is no connection."""
         failed: list[tuple[OpenOffer, PoolweaveError]] = []
         with self._lock:
+            if self._peers.get(peer.name) is not peer:
+                return  # disconnected meanwhile: what was on its way has failed, and nobody would close a new link
             if peer.ready:
                 for question in self._questions.unsent(peer):
                     question.sent = self._tell(peer, question.message)
@@ -216,6 +221,8 @@ class Sender:
                             break
                     except PoolweaveError as problem:
                         failed.append((offer, problem))
+                    except Exception as problem:  # noqa: BLE001  # this offer fails alone
+                        failed.append((offer, TransferFailed(f"internal error: {problem!r}", reason="internal")))
             else:
                 self._loop.call_soon(lambda: self._dialer.dial(peer))
         for offer, error in failed:
@@ -223,6 +230,7 @@ class Sender:
 
     def _launch(self, peer: Peer, offer: OpenOffer) -> bool:
         """False when the connection turned out to be gone: the offer waits for the next one."""
+        link = peer.link  # the loop's thread may take it away meanwhile
         offer.scheme = peer.scheme
         now = time.monotonic()
         if offer.deadline - now < _FRESH * offer.lease_s:  # it waited: its lease begins now
@@ -230,9 +238,10 @@ class Sender:
         self._home.leases.open(offer.number)
         transport = self._transports[peer.scheme]
         transport.publish(offer)
-        assert peer.link is not None
         try:
-            peer.link.send(encode(offer.message()))
+            if link is None:
+                raise TransferFailed(f"the connection to {peer.name} is gone", peer=peer.name, reason="lost")
+            link.send(encode(offer.message()))
         except TransferFailed as error:
             if error.reason not in ("closed", "lost"):
                 raise
@@ -249,7 +258,8 @@ class Sender:
             if not self._book.close(offer):
                 return False
             peer = self._peers.get(offer.peer)
-            if isinstance(end, PoolweaveError) and offer.number > 0 and peer is not None and peer.ready:
+            taken_back = isinstance(end, PoolweaveError) and offer.number > 0
+            if taken_back and peer is not None and peer is offer.route and peer.ready:
                 self._tell(peer, messages.Cancel(offer.number, offer.shipment.tag))
             waiting = self._book.has_waiting(offer.peer)
             self._count(end)
@@ -285,7 +295,7 @@ class Sender:
 
     def _abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool = False) -> None:
         with self._lock:
-            offers = [o for o in self._book.of_peer(peer.name) if o.number > 0 or not only_sent]
+            offers = [o for o in self._book.of_peer(peer.name) if o.route is peer and (o.number > 0 or not only_sent)]
         for offer in offers:
             self._finish(offer, error)
         self._questions.abandon(peer, error, only_sent=only_sent)
@@ -314,8 +324,9 @@ class Sender:
     def _on_lost(self, peer: Peer, error: PoolweaveError) -> None:
         self._abandon(peer, error, only_sent=True)
         with self._lock:
+            known = self._peers.get(peer.name) is peer
             waiting = self._book.has_waiting(peer.name) or bool(self._questions.unsent(peer))
-        if waiting:
+        if known and waiting:
             self._dialer.dial(peer)
 
     def _on_frame(self, peer: Peer, payload: bytes) -> None:
@@ -329,7 +340,7 @@ class Sender:
             return
         with self._lock:
             offer = self._book.find(answer.offer)
-        if offer is None or offer.peer != peer.name:
+        if offer is None or offer.route is not peer:
             return  # it ended here while the answer was on its way
         if isinstance(answer, messages.Progress):
             offer.transfer._advance(answer.done_blocks / max(1, answer.total_blocks))
@@ -340,10 +351,11 @@ class Sender:
 
     def _tell(self, peer: Peer, message: messages.Request) -> bool:
         """Send if the connection lives. Under the lock."""
-        if peer.link is None:
+        link = peer.link  # the loop's thread may take it away meanwhile
+        if link is None:
             return False
         try:
-            peer.link.send(encode(message))
+            link.send(encode(message))
         except TransferFailed:
             return False  # the loss is reported by the link itself
         return True
@@ -359,6 +371,14 @@ class Sender:
         if peer is None:
             raise UnknownPeer(f"no address is known for {name}; connect() it first", peer=name)
         return peer
+
+    def _require_known(self, peer: Peer) -> None:
+        """Under the lock. Between _peer() and here its name may have been disconnected."""
+        self._require_open()
+        if self._peers.get(peer.name) is not peer:
+            raise UnknownPeer(
+                f"{peer.name} was disconnected, or connected at another address, meanwhile; try again", peer=peer.name
+            )
 
     def _require_open(self) -> None:
         if self._closed:

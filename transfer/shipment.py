@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -16,6 +19,8 @@ import numpy as np
 from poolweave.errors import ConfigError, PoolweaveError, TransferTimeout
 from poolweave.transfer.messages import MAX_BLOCKS, MAX_TAG
 from poolweave.types import Int32Array, Tier, UInt64Array
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,8 @@ class Shipment:
 
     `tag` is what the receiver asks for; b"" means that nobody will (useful with `insert`). `tokens` lets the receiver
     leave out what it has. `on_demand` are the tiers the receiver may allocate in, None with `dst`. `private`: the
-    copy is the receiver's alone. Raises ConfigError for numbers that do not fit each other.
+    copy is the receiver's alone. The arrays are copied, so the caller may use its own again at once. Raises TypeError
+    for a tag or identity that is not bytes, ConfigError for numbers that do not fit each other.
     """
 
     blocks: UInt64Array
@@ -49,6 +55,7 @@ class Shipment:
     lease_s: float | None = None  # None: the engine's
 
     def __post_init__(self) -> None:
+        self._own()
         count = len(self.blocks)
         if count > MAX_BLOCKS:
             raise ConfigError(f"{count} blocks in one transfer, at most {MAX_BLOCKS}", setting="blocks", value=count)
@@ -62,8 +69,21 @@ class Shipment:
             raise ConfigError("insert needs the tokens to index by", setting="tokens")
         if (self.dst is None) == (self.on_demand is None):
             raise ConfigError("give either on_demand tiers or dst, not both or neither", setting="on_demand")
+        if self.on_demand is not None and not self.on_demand:
+            raise ConfigError("on_demand names no tier; use Tier.HBM, Tier.DRAM or both", setting="on_demand", value=0)
         if self.lease_s is not None and not 0 < self.lease_s < 1e6:
             raise ConfigError(f"a lease of {self.lease_s} s is no lease", setting="lease_s", value=self.lease_s)
+
+    def _own(self) -> None:
+        """Make the fields what crosses the wire, shared with nobody: an offer may wait after offer() returned."""
+        for name in ("tag", "identity"):
+            value = getattr(self, name)
+            if not isinstance(value, bytes):
+                raise TypeError(f"{name} is bytes, got {type(value).__name__}: {value!r}")
+        object.__setattr__(self, "blocks", np.array(self.blocks, np.uint64))
+        object.__setattr__(self, "num_tokens", operator.index(self.num_tokens))
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", np.array(self.tokens, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +152,10 @@ class Transfer:
         return self._progress
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
-        """Calls `callback(self)` once done: at once if it is, else from an engine thread, so it must be short."""
+        """Calls `callback(self)` once done: at once if it is, else from an engine thread, so it must be short.
+
+        What it raises there is logged and goes no further.
+        """
         with self._mutex:
             if not self._done:
                 self._callbacks.append(callback)
@@ -148,7 +171,8 @@ class Transfer:
                 future.set_result(None)
 
         def wake(_: Transfer) -> None:
-            loop.call_soon_threadsafe(settle)
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody awaits it any more
+                loop.call_soon_threadsafe(settle)
 
         self.add_done_callback(wake)
         yield from future.__await__()
@@ -174,7 +198,10 @@ class Transfer:
             callbacks, self._callbacks = self._callbacks, []
         self._gate.release()
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001  # the caller's code on the engine's thread: other transfers go on
+                _log.exception("a callback of the transfer %r to %s failed", self.tag, self.peer)
 
 
 @dataclass(slots=True)

@@ -182,3 +182,35 @@ def test_a_queue_wakes_only_the_first() -> None:
     queue.leave(second)
     assert woken == [1, 2, 2]
     assert not queue
+
+
+@pytest.mark.parametrize("timeout", [None, 1.0])
+def test_any_number_is_answered_with_figures(make_pool: MakePool, timeout: float | None) -> None:
+    """No array is made for what can never be: 10**12 handles would take terabytes."""
+    pool = make_pool(8)
+    for number in (9, 10**12, 1 << 62):
+        with pytest.raises(OutOfBlocks) as caught:
+            pool.alloc(number, timeout=timeout)
+        assert (caught.value.needed, caught.value.free) == (number, 8)
+    with pytest.raises(ValueError, match="got -1"):
+        pool.alloc(-1, timeout=timeout)
+
+
+def test_a_closed_pool_says_that_it_is_closed(make_pool: MakePool) -> None:
+    pool = make_pool(8, 8)
+    blocks = pool.alloc(1)
+    pool.close()
+    calls: list[Callable[[], object]] = [
+        lambda: pool.alloc(1),
+        lambda: pool.alloc(1, timeout=1),
+        lambda: pool.alloc(10**9),
+        lambda: pool.swap_out(1),
+        lambda: pool.swap_in(blocks),
+        lambda: pool.resize(hbm="1MiB"),
+        lambda: pool.free(blocks),
+        pool.trim,
+        pool.stats,
+    ]
+    for call in calls:
+        with pytest.raises(InstanceClosed):
+            call()

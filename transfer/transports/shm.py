@@ -66,7 +66,12 @@ class ShmTransport:
             for fd in fds:
                 os.close(fd)
             raise ProtocolError(f"{len(fds)} descriptors came for {len(hello.spaces)} tiers and a lease table")
-        words = map_bytes(fds[-1], TABLE_BYTES).view(np.uint64)
+        try:
+            words = map_bytes(fds[-1], TABLE_BYTES).view(np.uint64)
+        except BaseException:
+            for fd in fds[:-1]:
+                os.close(fd)
+            raise
         memory = PeerMemory(self._home.memory.layout, hello.spaces, fds[:-1])
         return MappedSource(memory, words, self._home.limits.copy_threads)
 
