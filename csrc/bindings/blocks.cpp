@@ -85,6 +85,8 @@ void register_blocks(nb::module_& m) {
         .def("alloc_blocks", [](Table& table, std::int64_t count, unsigned mask) -> std::optional<BlockList> {
             if (count < 0) throw nb::value_error("the number of blocks is negative");
             const auto n = static_cast<std::size_t>(count);
+            constexpr std::size_t kCheckedFirst = 4096;  // a size that may be a mistake must not cost memory
+            if (n > kCheckedFirst && n > table.counts(0).limit + table.counts(1).limit) return std::nullopt;
             BlockList blocks{std::vector<std::uint64_t>(n), table.epoch()};
             const ReleaseIfLong release(n);
             if (!table.alloc(blocks.handles, mask)) return std::nullopt;
