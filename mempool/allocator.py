@@ -27,7 +27,7 @@ class Allocator:
 
     def alloc(self, num_blocks: int, tier: Tier) -> UInt64Array:
         """Raises OutOfBlocks. Evicts when it must."""
-        self._require_possible(num_blocks, tier)
+        self.require_possible(num_blocks, tier)
         handles = self._try(num_blocks, tier)
         if handles is None:
             raise self.out_of_blocks(num_blocks, tier, OutOfBlocks, "")
