@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,3 +22,16 @@ def no_second_copy_of_a_room() -> Iterator[None]:
     yield
     loaded = [name for name in ROOMS if name in sys.modules]
     assert not loaded, f"loaded outside poolweave: {loaded}"
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Callable[[str], Path]:
+    """Path of a recorded trace by its file name; the test is skipped where the traces are not at hand."""
+    folder = Path(os.environ.get("POOLWEAVE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+    def find(name: str) -> Path:
+        if not (folder / name).is_file():
+            pytest.skip(f"{name} is not at hand: name the folder of the recorded traces in POOLWEAVE_DATA")
+        return folder / name
+
+    return find

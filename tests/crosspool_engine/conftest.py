@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,16 +55,3 @@ ALL = {
 def configs() -> dict[str, dict[str, Any]]:
     """All six by name; the first three are the paper's cold models."""
     return ALL
-
-
-@pytest.fixture(scope="session")
-def real_trace() -> Callable[..., Path]:
-    """Path of a published trace by file name; the test is skipped where the traces are not at hand."""
-
-    def find(name: str) -> Path:
-        folder = os.environ.get("POOLWEAVE_TRACES")
-        if folder is None or not (Path(folder) / name).exists():
-            pytest.skip(f"{name} not at hand: name the folder with the traces in POOLWEAVE_TRACES")
-        return Path(folder) / name
-
-    return find

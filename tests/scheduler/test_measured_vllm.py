@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,8 +12,7 @@ import pytest
 from poolweave.scheduler.cost_model import DecodeStep, StepSample
 from poolweave.scheduler.fitting import cross_report
 
-DATA = Path(os.environ.get("POOLWEAVE_DATA", "/work/shared/data"))
-FILES = {name: DATA / f"vllm_measured_rtxpro6000_{name}.csv" for name in ("llama31-8b", "qwen3-30b-a3b")}
+MODELS = ("llama31-8b", "qwen3-30b-a3b")
 
 
 def decode_samples(path: Path) -> list[StepSample]:
@@ -39,11 +37,9 @@ def decode_samples(path: Path) -> list[StepSample]:
     return samples
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_decode_step_of_a_real_engine_on_requests_it_has_not_seen(name: str) -> None:
-    if not FILES[name].exists():
-        pytest.skip(f"{FILES[name]} is not here; POOLWEAVE_DATA names the folder of the measurements")
-    samples = decode_samples(FILES[name])
+@pytest.mark.parametrize("name", MODELS)
+def test_decode_step_of_a_real_engine_on_requests_it_has_not_seen(name: str, recorded: Callable[[str], Path]) -> None:
+    samples = decode_samples(recorded(f"vllm_measured_rtxpro6000_{name}.csv"))
 
     def fit(seen: Sequence[StepSample]) -> Callable[[StepSample], float]:
         step = DecodeStep.fit(seen)

@@ -56,8 +56,8 @@ def test_five_a100_give_the_papers_placement(plan: Plan) -> None:
     assert all(model.attention_ranks == ((0,),) and model.pool_share == 1.0 for model in plan.models)
 
 
-def test_the_papers_placement_from_published_traces(configs: dict[str, Any], real_trace: Callable[..., Path]) -> None:
-    trace = read_trace(real_trace("AzureLLMInferenceTrace_conv.csv.xz"), token_s=0.027)  # 111 token/s over 3 models
+def test_the_papers_placement_from_published_traces(configs: dict[str, Any], recorded: Callable[..., Path]) -> None:
+    trace = read_trace(recorded("AzureLLMInferenceTrace_conv.csv.xz"), token_s=0.027)  # 111 token/s over 3 models
     got = make_plan(request(configs, trace))
     assert got.roles == ("KV", "W", "W", "W", "W")
     assert abs(got.mean_bytes - got.little_bytes) < 0.02 * got.little_bytes

@@ -73,9 +73,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_published_traces(
-    real_trace: Callable[..., Path], name: str, records: int, prompt: int | None, output: int | None
+    recorded: Callable[..., Path], name: str, records: int, prompt: int | None, output: int | None
 ) -> None:
-    trace = read_trace(real_trace(name), token_s=0.04)
+    trace = read_trace(recorded(name), token_s=0.04)
     assert len(trace) == records
     if prompt is not None:
         assert round(trace.prompt_tokens.mean()) == prompt

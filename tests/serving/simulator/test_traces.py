@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from poolweave.errors import ConfigError
 from poolweave.serving.simulator.trace_files import load_loogle, load_trace
 from poolweave.serving.simulator.traces import SharedPrefixes, TokenSource, Trace, in_order
 
-DATA = Path(os.environ.get("POOLWEAVE_DATA", "/work/shared/data"))
 RECORDED = {
     "mooncake": ("mooncake_conversation_trace.jsonl.xz", 12_031, 12_035, 0.374),
     "azure": ("AzureLLMInferenceTrace_conv.csv.xz", 19_366, 1_155, 0.0),
@@ -23,11 +22,9 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("kind", sorted(RECORDED))
-def test_recorded_traces_have_their_known_lengths_and_reuse(kind: str) -> None:
+def test_recorded_traces_have_their_known_lengths_and_reuse(kind: str, recorded: Callable[[str], Path]) -> None:
     name, requests, mean_tokens, reuse = RECORDED[kind]
-    if not (DATA / name).exists():
-        pytest.skip(f"{DATA / name} is not here; POOLWEAVE_DATA names the folder of the traces")
-    trace = load_trace(kind, DATA / name)
+    trace = load_trace(kind, recorded(name))
     assert len(trace.requests) == requests
     assert trace.prompt_tokens / requests == pytest.approx(mean_tokens, rel=0.002)
     assert trace.reuse() == pytest.approx(reuse, abs=0.005)
