@@ -220,9 +220,8 @@ class MemPool:
         Shrinking evicts and moves historical blocks, never live ones: while more live than the new size holds, nothing
         is allocated, and what lies above it goes back as it is freed. Raises ConfigError.
         """
-        for number, name, size in ((HBM, "hbm", hbm), (DRAM, "dram", dram)):
-            if size is not None:
-                self._resizer.resize(number, parse_bytes(size, name))
+        sizes = ((HBM, "hbm", hbm), (DRAM, "dram", dram))
+        self._resizer.resize({number: parse_bytes(size, name) for number, name, size in sizes if size is not None})
         self._allocator.released(1)
 
     def trim(self) -> None:

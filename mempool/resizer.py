@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from poolweave.errors import ConfigError
@@ -19,25 +21,30 @@ class Resizer:
         self._reclaimer = reclaimer
         self.draining: set[int] = set()
 
-    def resize(self, number: int, nbytes: int) -> None:
-        """Give tier `number` room for `nbytes`. Raises ConfigError for a size out of range; then nothing changed."""
+    def resize(self, sizes: Mapping[int, int]) -> None:
+        """Give tiers, by number, room for so many bytes. Raises ConfigError for any out of range; then none changed."""
+        with self._space.lock:
+            wanted = {number: self._slots_for(number, nbytes) for number, nbytes in sizes.items()}
+            for number, slots in wanted.items():
+                self._resize(number, slots)
+
+    def _slots_for(self, number: int, nbytes: int) -> int:
+        if number not in self._space.tiers:
+            name = str(TIERS[number].name).lower()
+            raise ConfigError(f"this pool has no {name} tier; create it with {name}=...", setting=name, value=nbytes)
+        return self._space.tiers[number].slots_for(nbytes)
+
+    def _resize(self, number: int, slots: int) -> None:
         space = self._space
-        with space.lock:
-            if number not in space.tiers:
-                name = str(TIERS[number].name).lower()
-                raise ConfigError(
-                    f"this pool has no {name} tier; create it with {name}=...", setting=name, value=nbytes
-                )
-            memory = space.tiers[number]
-            slots = memory.slots_for(nbytes)
-            if slots < memory.num_slots:
-                self._shrink(number, slots)
-                memory.cap_slots = slots
-                return
-            memory.grow(slots)
-            space.table.set_limit(number, memory.num_slots)
-            if not space.table.counts(number).overhang:
-                self.draining.discard(number)
+        memory = space.tiers[number]
+        if slots < memory.num_slots:
+            self._shrink(number, slots)
+            memory.cap_slots = slots
+            return
+        memory.grow(slots)
+        space.table.set_limit(number, memory.num_slots)
+        if not space.table.counts(number).overhang:
+            self.draining.discard(number)
 
     def trim(self) -> None:
         """Give the memory above the highest block in use back to the arenas that tiers share with others."""

@@ -75,6 +75,17 @@ def test_shrinking_moves_history_down_and_evicts_the_rest(
     assert len(old) == 3
 
 
+def test_resizing_both_tiers_changes_both_or_none(make_pool: MakePool) -> None:
+    pool = make_pool(8, 8)
+    size = pool.layout.block_bytes
+    for sizes in ({"hbm": 4 * size, "dram": "1TiB"}, {"hbm": "1TiB", "dram": 4 * size}):
+        with pytest.raises(ConfigError):
+            pool.resize(**sizes)
+        assert [pool.stats().tiers[tier].total for tier in (Tier.HBM, Tier.DRAM)] == [8, 8]
+    pool.resize(hbm=4 * size, dram=6 * size)
+    assert [pool.stats().tiers[tier].total for tier in (Tier.HBM, Tier.DRAM)] == [4, 6]
+
+
 def test_shrinking_hbm_demotes_first(make_pool: MakePool, remember: Callable[..., Blocks]) -> None:
     pool = make_pool(8, 8)
     blocks = remember(pool, list(range(32)))

@@ -225,6 +225,8 @@ def test_an_engine_that_fails_again_and_again_is_given_up(
     engine.allowed.release(20)
     assert "beyond use" in task.caller.last().error.message
     until(lambda: broken == [True])
+    with pytest.raises(InstanceClosed):
+        runner.submit(Task("b"))
 
 
 def test_the_same_request_twice_is_refused(runner: JobRunner, engine: Engine) -> None:

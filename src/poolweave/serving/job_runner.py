@@ -52,12 +52,13 @@ class JobRunner:
         """`on_broken` is called, from the engine's thread, when step after step fails: the instance should end."""
         self._engine = engine
         self._on_broken = on_broken
-        self._lock = threading.Lock()  # guards _tasks, _queued, _prefilling, _cancelled, _closed
+        self._lock = threading.Lock()  # guards _tasks, _queued, _prefilling, _cancelled, _closed, _broken
         self._tasks: dict[str, Task] = {}
         self._queued: collections.deque[Task] = collections.deque()
         self._prefilling: Task | None = None
         self._cancelled: set[str] = set()
         self._closed = False
+        self._broken = False  # the engine's thread gave up
         self._begun: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._running: dict[str, _Run] = {}  # the engine thread's
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="prefill")  # never waits for a peer
@@ -73,7 +74,7 @@ class JobRunner:
         """Take over `task`: from now on it is answered and released here. Raises InstanceClosed, DuplicateTransfer."""
         request = task.job.request
         with self._lock:
-            if self._closed:
+            if self._closed or self._broken:
                 raise InstanceClosed("the instance is stopping; send the request to another one")
             if request in self._tasks:
                 raise DuplicateTransfer(f"request {request} runs here already; give each its own name", tag=request)
@@ -165,6 +166,8 @@ class JobRunner:
                 failures += 1
                 self._cancel_running(error)
                 if failures == _MAX_FAILED_STEPS:
+                    with self._lock:
+                        self._broken = True
                     self._on_broken()
                     break
                 continue
