@@ -28,7 +28,8 @@ from poolweave.errors import (
 from poolweave.serving.cluster import LocalCluster, Member
 from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.serving.generation import Generation, HandedOver, Token
-from poolweave.serving.instance_config import ClusterConfig, Role
+from poolweave.serving.instance_config import ClusterConfig
+from poolweave.types import Role
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(900)]
 

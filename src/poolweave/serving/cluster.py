@@ -15,10 +15,10 @@ from poolweave.serving.child import Child
 from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.serving.flows import flow_named
 from poolweave.serving.generation import Generation, Route
-from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Role
+from poolweave.serving.instance_config import ClusterConfig, InstanceConfig
 from poolweave.serving.messages import Connect, Counters, Done, Job, Stats, Welcome, pack_tokens
 from poolweave.serving.rpc_client import RpcClient
-from poolweave.types import TokenIds
+from poolweave.types import Role, TokenIds
 
 logger = logging.getLogger(__name__)
 

@@ -24,11 +24,12 @@ from poolweave.serving.cluster import LocalCluster
 from poolweave.serving.engine.config import EngineConfig
 from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.serving.flows import FLOWS, flow_named
-from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Role, Transport
+from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Transport
 from poolweave.serving.report import Report, Rounds, make_report
 from poolweave.serving.sessions import DEFAULT_SESSIONS, Session, load_sessions, trim
 from poolweave.serving.table import print_report
 from poolweave.serving.workload import TurnResult, Workload
+from poolweave.types import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ import msgspec
 from poolweave.config import load
 from poolweave.errors import PoolweaveError, RequestRefused
 from poolweave.mempool import MemPool, PoolConfig
-from poolweave.serving.instance_config import InstanceConfig, Role
+from poolweave.serving.instance_config import InstanceConfig
 from poolweave.serving.job_runner import JobRunner
 from poolweave.serving.lifeline import Ready, StartFailed, end_with_parent, receive_config, say
 from poolweave.serving.messages import (
@@ -45,7 +45,7 @@ from poolweave.serving.messages import (
 from poolweave.serving.rpc_server import Caller, RpcServer
 from poolweave.serving.tasks import CompleteTask, DecodeTask, PrefillTask, Workplace
 from poolweave.transfer import TransferConfig
-from poolweave.types import Tier
+from poolweave.types import Role, Tier
 
 if TYPE_CHECKING:
     from poolweave.serving.engine import LoadedModel

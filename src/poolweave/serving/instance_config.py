@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
 from poolweave.errors import ConfigError
 from poolweave.serving.engine.config import EngineConfig
-from poolweave.types import parse_bytes
+from poolweave.types import Role, parse_bytes
 
 Transport = Literal["shm", "tcp"]
-
-
-class Role(str, enum.Enum):
-    """Which phase of a request an instance computes."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    COLOCATED = "colocated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
