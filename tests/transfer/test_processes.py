@@ -19,6 +19,7 @@ from poolweave.transfer.transports.tcp import TcpSource
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
 CYCLES = 20  # of which half kill the receiver and half the sender
+WARM = 3
 
 
 def leftovers() -> set[str]:
@@ -60,9 +61,9 @@ def exchange_both_ways(survivor: Node, peer: PeerProcess, tag: str) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Yields until another thread has made it true: for at most 20 s."""
+    """Yields until another thread has made it true: for at most 60 s."""
     waiting = threading.Event()
-    for _ in range(2000):
+    for _ in range(6000):
         if condition():
             return
         waiting.wait(0.01)
@@ -118,7 +119,8 @@ def kill_the_sender(survivor: Node, peer: PeerProcess, gate: Gate) -> None:
 @pytest.mark.slow
 def test_sigkill_in_the_middle_of_transfers(survivor: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer dies receiving, then sending, and so on; it starts again at the same address each time."""
-    before, figures, gate = leftovers(), [], Gate(monkeypatch)
+    before, gate = leftovers(), Gate(monkeypatch)
+    warm: dict[str, int] = {}
     address = None
     for cycle in range(CYCLES):
         peer = start(survivor, address)
@@ -131,20 +133,26 @@ def test_sigkill_in_the_middle_of_transfers(survivor: Node, monkeypatch: pytest.
         assert survivor.store.in_use() == 0
         survivor.engine.check()
         wait_until(lambda: survivor.engine.stats().receiving.sessions == 0)
-        figures.append(usage())
-    assert_flat(figures)
+        if cycle == WARM:  # pools of workers and connections are as large as they get
+            warm = usage()
+    come_back_to(warm)
     assert leftovers() == before
 
 
-def assert_flat(figures: list[dict[str, int]]) -> None:
-    """Threads and descriptors do not grow from the third cycle on: pools of workers and connections are warm then.
-
-    A dead peer's connection may still be closing when a cycle is counted; what leaks is there in every later one.
+def come_back_to(first: dict[str, int]) -> None:
+    """Threads and descriptors return to what they were, or nearly: a dead peer's sockets may still be closing, so this
+    waits; what leaked stays.
     """
-    for what in ("threads", "fds"):
-        values = [figure[what] for figure in figures[2:]]
-        assert min(values[-3:]) <= values[0] + 2, f"{what} grow: {values}"
-        assert values[-1] <= values[0] + 1, f"{what} grow: {values}"
+    last: dict[str, int] = {}
+
+    def is_back() -> bool:
+        last.update(usage())
+        return all(last[what] <= first[what] + 1 for what in ("threads", "fds"))
+
+    try:
+        wait_until(is_back)
+    except pytest.fail.Exception:
+        pytest.fail(f"threads or descriptors grow: {first}, then {last}")
 
 
 def test_a_reservation_of_an_earlier_life_is_stale(survivor: Node) -> None:
@@ -176,7 +184,7 @@ def test_connecting_and_leaving_again_and_again_leaves_nothing(survivor: Node) -
         survivor.engine.connect(name, peer.address)
         if cycle % 50 == 0:
             figures.append(usage())
-    assert_flat(figures)
+    come_back_to(figures[2])
     resident = [figure["resident"] for figure in figures[2:]]
     assert resident[-1] <= resident[0] + (4 << 20), f"memory grows: {resident}"
     wait_until(lambda: peer.ask("stats")["fds"] <= 40)
