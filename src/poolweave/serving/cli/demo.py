@@ -1,4 +1,4 @@
-"""What `poolweave` can do, as typer commands. Each imports what it needs when it is called."""
+"""`poolweave demo`."""
 
 from __future__ import annotations
 
@@ -8,33 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from poolweave import __version__
 
-app = typer.Typer(
-    help="Elastic KV-cache memory pool and transfer service for LLM serving.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
-
-
-@app.command()
-def doctor(json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """Show what is active here, what is not and why, with the fix for each."""
-    from poolweave.serving.doctor import as_json, as_text, examine, exit_code
-
-    checks = examine()
-    typer.echo(as_json(checks) if json else as_text(checks))
-    raise typer.Exit(exit_code(checks))
-
-
-@app.command()
 def demo(
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings below, and more.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for demo.png and demo.json.")] = None,

@@ -12,8 +12,8 @@ from poolweave.errors import PoolweaveError
 def main() -> None:
     """Entry point. Exit code 0: it went well; 1: it did not; 2: wrong usage; 130: interrupted."""
     try:
-        commands: Any = importlib.import_module("poolweave.serving.commands")
-        commands.app()
+        cli: Any = importlib.import_module("poolweave.serving.cli.app")
+        cli.app()
     except PoolweaveError as error:
         _fail(f"{type(error).__name__}: {error}")
     except ModuleNotFoundError as error:

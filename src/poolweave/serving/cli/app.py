@@ -1,0 +1,17 @@
+"""What `poolweave` can do: one file a command, put together here. Each imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import typer
+
+from poolweave.serving.cli.demo import demo
+from poolweave.serving.cli.doctor import doctor
+from poolweave.serving.cli.version import version
+
+app = typer.Typer(
+    help="Elastic KV-cache memory pool and transfer service for LLM serving.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (version, doctor, demo):
+    app.command()(command)
