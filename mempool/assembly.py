@@ -29,5 +29,5 @@ def build_space(
             tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
             tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
-    table = BlockTable(limits[0], limits[1], epoch)
+    table = BlockTable(limits[0], limits[1], epoch, layout.num_layers)
     return BlockSpace(layout, table, tiers, RadixIndex(layout.block_tokens), config.copy_threads)

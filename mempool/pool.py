@@ -79,8 +79,8 @@ class MemPool:
         self._allocator = Allocator(self._space, self._reclaimer, self._resizer)
         self._watched = (self._resizer.draining, self._allocator.waiters.turns)  # empty: nobody waits for blocks
         self._catalogue = Catalogue(self._space, Identity(layout=layout.fingerprint(), dtype=layout.dtype))
-        store = PoolStore(self._space, self._catalogue, self._allocator)
-        self._links = Links(self.instance, store, self._catalogue, config.transfer)
+        self._store = PoolStore(self._space, self._catalogue, self._allocator)
+        self._links = Links(self.instance, self._store, self._catalogue, config.transfer)
         self._sweeper: Sweeper | None = None
         if config.high_watermark is not None:
             self._sweeper = Sweeper(
@@ -125,9 +125,22 @@ class MemPool:
         with self._space.lock:
             self._table.retain(self._handles(blocks))
 
-    def seal(self, blocks: BlocksLike) -> None:
-        """Their KV is written: from now on they may be indexed and sent, and nobody writes them again."""
-        self._table.seal(self._handles(blocks))
+    def seal(self, blocks: BlocksLike, layers: range | None = None) -> None:
+        """Their KV is written: from now on they may be indexed and sent, and nobody writes them again.
+
+        With `layers` only that of these layers, which must follow those sealed before without a gap: a transfer by
+        layer sends each as soon as it is sealed. A block is sealed when all its layers are. Raises ConfigError.
+        """
+        if layers is None:
+            self._table.seal(self._handles(blocks))
+            return
+        if layers.step != 1 or layers.start < 0:
+            raise ConfigError(f"layers={layers} does not name layers in order", setting="layers", value=str(layers))
+        self._table.seal_layers(self._handles(blocks), layers.start, max(layers.start, layers.stop))
+
+    def sealed_layers(self, blocks: BlocksLike) -> npt.NDArray[np.uint16]:
+        """How many layers of each block are sealed, from the first on; all of a sealed block."""
+        return self._store.sealed_layers(self._handles(blocks))
 
     def view(self, tier: Tier = Tier.HBM) -> npt.NDArray[np.generic]:
         """The tier's memory, `[slots, layers, parts, block_tokens, heads, dim]`, without a copy; bfloat16 as uint16.

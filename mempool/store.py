@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import numpy.typing as npt
 
 from poolweave.errors import OutOfBlocks, StaleHandle
 from poolweave.mempool.allocator import Allocator
@@ -33,14 +34,21 @@ class PoolStore:
     def regions(self) -> tuple[Region, ...]:
         return tuple(memory.region() for memory in self._space.tiers.values())
 
-    def lend(self, blocks: UInt64Array) -> Loan:
+    def lend(self, blocks: UInt64Array, *, unsealed: bool = False) -> Loan:
+        """`unsealed`: also blocks that are being written, to be read layer by layer as `sealed_layers` says."""
         tiers, slots = np.empty(len(blocks), np.uint8), np.empty(len(blocks), np.int32)
         with self._space.lock:
-            self._space.table.lend(blocks, tiers, slots)
+            self._space.table.lend(blocks, tiers, slots, unsealed)
         loan = Loan(blocks, tiers + np.uint8(1), slots)
         with self._mutex:
             self._loans[id(loan)] = loan
         return loan
+
+    def sealed_layers(self, blocks: UInt64Array) -> npt.NDArray[np.uint16]:
+        """How many layers of each are sealed, from the first on. Raises UnknownBlock, StaleHandle."""
+        layers = np.empty(len(blocks), np.uint16)
+        self._space.table.sealed_layers(blocks, layers)
+        return layers
 
     def give_back(self, loan: Loan) -> None:
         """Raises StaleHandle for a loan that ended before."""

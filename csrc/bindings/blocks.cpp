@@ -75,9 +75,9 @@ void register_blocks(nb::module_& m) {
     cls.attr("SEALED") = nb::int_(Table::kSealed);
     cls.attr("INDEXED") = nb::int_(Table::kIndexed);
     cls.attr("PRIVATE") = nb::int_(Table::kPrivate);
-    cls.def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram, std::uint64_t epoch) {
-           new (self) Table({hbm, dram}, epoch);
-       }, "hbm"_a, "dram"_a, "epoch"_a = 0)
+    cls.def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram, std::uint64_t epoch, std::uint32_t num_layers) {
+           new (self) Table({hbm, dram}, epoch, num_layers);
+       }, "hbm"_a, "dram"_a, "epoch"_a = 0, "num_layers"_a = 1)
         .def("alloc", [](Table& table, Out<std::uint64_t> handles, unsigned mask) {
             const ReleaseIfLong release(handles.size());
             return table.alloc({handles.data(), handles.size()}, mask);
@@ -102,13 +102,20 @@ void register_blocks(nb::module_& m) {
         .def("free", &on_handles<&Table::free>, "handles"_a)
         .def("retain", &on_handles<&Table::retain>, "handles"_a)
         .def("seal", &on_handles<&Table::seal>, "handles"_a)
+        .def("seal_layers", [](Table& table, U64 handles, std::uint32_t first, std::uint32_t last) {
+            const ReleaseIfLong release(handles.size());
+            table.seal_layers(in(handles), first, last);
+        }, "handles"_a, "first"_a, "last"_a)
+        .def("sealed_layers", [](const Table& table, U64 handles, Out<std::uint16_t> layers) {
+            table.sealed_layers(in(handles), out(layers, handles.size()));
+        }, "handles"_a, "out"_a, "How many layers of each are sealed, from the first on.")
         .def("set_private", &on_handles<&Table::set_private>, "handles"_a)
         .def("check_insertable", &on_handles<&Table::check_insertable>, "handles"_a)
         .def("index", &on_handles<&Table::index>, "handles"_a)
         .def("unindex", &on_handles<&Table::unindex>, "handles"_a)
-        .def("lend", [](Table& table, U64 handles, Out<std::uint8_t> tiers, Out<std::int32_t> slots) {
-            table.lend(in(handles), {out(tiers, handles.size()), out(slots, handles.size())});
-        }, "handles"_a, "tiers"_a, "slots"_a)
+        .def("lend", [](Table& table, U64 handles, Out<std::uint8_t> tiers, Out<std::int32_t> slots, bool unsealed) {
+            table.lend(in(handles), {out(tiers, handles.size()), out(slots, handles.size())}, unsealed);
+        }, "handles"_a, "tiers"_a, "slots"_a, "unsealed"_a = false)
         .def("give_back", [](Table& table, U64 handles, In<std::uint8_t> tiers, In<std::int32_t> slots) {
             if (tiers.size() != handles.size() || slots.size() != handles.size()) throw Error(Code::kConfig, "a loan's arrays differ in length");
             return table.give_back(in(handles), in(tiers), in(slots));

@@ -10,12 +10,17 @@ namespace {
 
 constexpr std::uint32_t kMaxSlots = 1u << 30;     // what a place has bits for
 constexpr std::uint32_t kMaxLoans = (1u << 24) - 1;
+constexpr std::uint32_t kMaxLayers = 0xffff;
 
 std::int64_t number(std::uint64_t value) { return static_cast<std::int64_t>(value); }
 
 }  // namespace
 
-BlockTable::BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t epoch) : epoch_(epoch), free_ids_(kNobody) {
+BlockTable::BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t epoch, std::uint32_t num_layers)
+    : epoch_(epoch), num_layers_(num_layers), free_ids_(kNobody) {
+    if (num_layers < 1 || num_layers > kMaxLayers) {
+        throw Error(Code::kConfig, "a block has 1 to 65535 layers, got " + std::to_string(num_layers), {num_layers, kMaxLayers});
+    }
     for (unsigned tier = 0; tier < kTiers; ++tier) set_limit(tier, limits[tier]);
 }
 
@@ -74,12 +79,6 @@ void BlockTable::retain(Handles handles) {
     for (const std::uint64_t handle : handles) add_ref(blocks_[id_of(handle)]);
 }
 
-void BlockTable::seal(Handles handles) {
-    const std::lock_guard lock(mutex_);
-    for (const std::uint64_t handle : handles) (void)get(handle);
-    for (const std::uint64_t handle : handles) blocks_[id_of(handle)].flags |= kSealed;
-}
-
 void BlockTable::set_private(Handles handles) {
     const std::lock_guard lock(mutex_);
     for (const std::uint64_t handle : handles) (void)get(handle);
@@ -129,11 +128,11 @@ std::size_t BlockTable::unindex(Handles handles) {
 
 // --- loans -------------------------------------------------------------------------------------------------
 
-void BlockTable::lend(Handles handles, Places out) {
+void BlockTable::lend(Handles handles, Places out, bool unsealed) {
     const std::lock_guard lock(mutex_);
     for (const std::uint64_t handle : handles) {
         const Block& b = get(handle);
-        if ((b.flags & kSealed) == 0) throw Error(Code::kNotSealed, "only sealed blocks can be lent", {number(handle)});
+        if ((b.flags & kSealed) == 0 && !unsealed) throw Error(Code::kNotSealed, "only sealed blocks can be lent", {number(handle)});
         if ((b.flags & kPrivate) != 0) throw Error(Code::kPrivate, "a private block is not offered on", {number(handle)});
         if (b.loans + handles.size() > kMaxLoans) throw Error(Code::kConfig, "a block is on too many loans", {number(handle)});
     }
@@ -214,6 +213,9 @@ bool BlockTable::begin_move(Handles handles, unsigned tier, Places from, std::sp
     const std::lock_guard lock(mutex_);
     require_distinct(handles, [](std::uint64_t handle, const Block& b) {
         if ((b.flags & kMoving) != 0) throw Error(Code::kConfig, "a block is being moved already", {number(handle)});
+        if ((b.flags & kSealed) == 0 && b.loans > 0) {
+            throw Error(Code::kNotSealed, "a block that is lent layer by layer stays until all its layers are sealed", {number(handle)});
+        }
     });
     Store& store = stores_.at(tier);
     const bool within = std::all_of(handles.begin(), handles.end(), [&](auto h) { return tier_of(blocks_[id_of(h)]) == tier; });
@@ -279,6 +281,7 @@ void BlockTable::set_limit(unsigned tier, std::uint32_t limit) {
     const auto before = static_cast<std::uint32_t>(store.counts.limit);
     if (limit > store.slots.size()) {
         blocks_.resize(blocks_.size() + limit - store.slots.size());
+        if (!layers_.empty()) layers_.resize(blocks_.size());
         store.slots.resize(limit, {kNobody, 0});
         store.free.grow(limit);
     }
@@ -453,6 +456,7 @@ void BlockTable::release(std::uint32_t id) {
     release_slot(tier_of(b), slot_of(b));
     if (++b.generation == 0) b.generation = 1;
     b.flags = 0;
+    if (!layers_.empty()) layers_[id] = 0;
     b.place = free_ids_;
     free_ids_ = id;
     --live_;

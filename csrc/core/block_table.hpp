@@ -4,7 +4,7 @@
 // References: the callers' own, one of the index, one a loan, one while moved. The slot of a block may change, its
 // handle never does. A place on loan that its block has left (a limbo slot) is free only when the loan ends.
 // Every call is atomic: it throws kUnknownBlock, kStaleHandle, ... before anything changed. Thread-safe.
-// 16 bytes a block, 8 a slot, 1.02 bits a slot in the free set.
+// 16 bytes a block (18 once somebody seals by layer), 8 a slot, 1.02 bits a slot in the free set.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +45,8 @@ struct TierCounts {
 
 class BlockTable {
   public:
-    // `epoch` names this table among others; 0 when nobody asks.
-    explicit BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t epoch = 0);
+    // `epoch` names this table among others; 0 when nobody asks. A block is sealed when all its `num_layers` are.
+    explicit BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t epoch = 0, std::uint32_t num_layers = 1);
     BlockTable(const BlockTable&) = delete;
     BlockTable& operator=(const BlockTable&) = delete;
 
@@ -57,6 +57,10 @@ class BlockTable {
     std::size_t free(Handles handles);
     void retain(Handles handles);
     void seal(Handles handles);
+    // Layers [first, last) of each are written. Throws kConfig when layers before `first` are not sealed yet, or `last` is
+    // past the layers there are.
+    void seal_layers(Handles handles, std::uint32_t first, std::uint32_t last);
+    void sealed_layers(Handles handles, std::span<std::uint16_t> out) const;  // how many, from the first on
     void set_private(Handles handles);
 
     // What the index took and gave up. `check_insertable` throws kNotSealed, and kConfig for a block given twice.
@@ -65,8 +69,9 @@ class BlockTable {
     void index(Handles handles);
     std::size_t unindex(Handles handles);
 
-    // A loan pins the blocks and their places. Throws kNotSealed, kPrivate.
-    void lend(Handles handles, Places out);
+    // A loan pins the blocks and their places. Throws kPrivate, and kNotSealed unless `unsealed` ones are lent too: their
+    // borrower reads a layer when it is sealed, and until all are the block stays where it is.
+    void lend(Handles handles, Places out, bool unsealed = false);
     std::size_t give_back(Handles handles, std::span<const std::uint8_t> tiers, std::span<const std::int32_t> slots);
 
     void locate(Handles handles, Places out) const;
@@ -75,7 +80,8 @@ class BlockTable {
     void flags(Handles handles, std::span<std::uint8_t> out) const;  // kSealed | kIndexed | kPrivate
 
     // A move: take slots in `tier`, copy the bytes, then commit or abort. Until then the block stays where it is and is
-    // no victim. False when `tier` has too few free slots. Throws kConfig for a block that is being moved already.
+    // no victim. False when `tier` has too few free slots. Throws kConfig for a block that is being moved already, and
+    // kNotSealed for one that is on loan while it is written.
     bool begin_move(Handles handles, unsigned tier, Places from, std::span<std::int32_t> to);
     std::size_t commit_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
     std::size_t abort_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
@@ -151,11 +157,14 @@ class BlockTable {
     void end_loan(unsigned tier, std::uint32_t slot);
     std::size_t finish_move(Handles handles, unsigned tier, std::span<const std::int32_t> to, bool commit);
     void check_slots(unsigned tier) const;
+    std::uint32_t layers_of(std::uint32_t id) const noexcept;
 
     const std::uint64_t epoch_;
+    const std::uint32_t num_layers_;
     mutable std::mutex mutex_;
     std::array<Store, kTiers> stores_;
     std::vector<Block> blocks_;
+    std::vector<std::uint16_t> layers_;  // sealed ones of blocks that are not sealed; empty until somebody seals by layer
     std::uint32_t fresh_ = 0;  // ids from here on were never used
     std::uint32_t free_ids_;   // head of the list of freed ids
     std::uint64_t live_ = 0;

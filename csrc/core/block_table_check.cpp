@@ -25,6 +25,8 @@ void BlockTable::check() const {
         const Block& b = blocks_[id];
         require(b.generation != 0, "a generation is 0");
         require((b.flags & kMarked) == 0, "a mark was left");
+        require((b.flags & kSealed) != 0 || layers_of(id) < num_layers_, "all layers are sealed, the block is not");
+        require(b.refs > 0 || layers_of(id) == 0, "a free block has sealed layers");
         if (b.refs == 0) continue;
         const std::uint32_t others = b.loans + ((b.flags & kIndexed) != 0) + ((b.flags & kMoving) != 0);
         require(b.refs >= others, "fewer references than the index, loans and moves hold");

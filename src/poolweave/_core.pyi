@@ -175,7 +175,7 @@ class BlockTable:
     References, places and states of blocks; each call is atomic over its batch.
     """
 
-    def __init__(self, hbm: int, dram: int, epoch: int = 0) -> None: ...
+    def __init__(self, hbm: int, dram: int, epoch: int = 0, num_layers: int = 1) -> None: ...
 
     SEALED: int = 1
 
@@ -201,6 +201,19 @@ class BlockTable:
     def seal(
         self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
     ) -> None: ...
+    def seal_layers(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        first: int,
+        last: int,
+    ) -> None: ...
+    def sealed_layers(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        out: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None:
+        """How many layers of each are sealed, from the first on."""
+
     def set_private(
         self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
     ) -> None: ...
@@ -218,6 +231,7 @@ class BlockTable:
         handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
         tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
         slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+        unsealed: bool = False,
     ) -> None: ...
     def give_back(
         self,
