@@ -18,9 +18,14 @@ namespace {
 constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15u;
 constexpr std::size_t kAhead = 8;  // blocks whose table slots are fetched while others are stored
 
+constexpr std::uint32_t floor_log2(std::size_t value) { return static_cast<std::uint32_t>(std::bit_width(value)) - 1; }
+
 }  // namespace
 
-EventIndex::EventIndex(std::uint32_t block_tokens) : block_tokens_(block_tokens), trusted_(1) {
+EventIndex::EventIndex(std::uint32_t block_tokens)
+    : block_tokens_(block_tokens),
+      chunk_bits_(std::min(kMostChunkBits, floor_log2(kChunkTokens / std::max(block_tokens, 1u)))),
+      trusted_(1) {
     if (block_tokens == 0 || block_tokens > (1u << 20)) {
         throw Error(Code::kConfig, "block_tokens=" + std::to_string(block_tokens) + " is not between 1 and 2**20");
     }
@@ -75,12 +80,14 @@ void EventIndex::clear(std::uint32_t source) {
 
 // More bits a block: every chunk's holders are laid out anew.
 void EventIndex::widen(std::size_t words) {
-    for (Chunk& chunk : chunks_) {
-        auto wider = std::make_unique<std::uint64_t[]>(kChunk * words);
-        for (std::size_t i = 0; i < kChunk; ++i) std::copy_n(&chunk.holders[i * words_], words_, &wider[i * words]);
-        chunk.holders = std::move(wider);
+    std::vector<PageArray<std::uint64_t>> wider;
+    for (const Chunk& chunk : chunks_) {
+        wider.emplace_back(chunk_size() * words, !wider.empty());
+        const std::size_t used = std::min<std::size_t>(chunk_size(), fresh_ - (wider.size() - 1) * chunk_size());
+        for (std::size_t i = 0; i < used; ++i) std::copy_n(&chunk.holders[i * words_], words_, &wider.back()[i * words]);
     }
     trusted_.resize(words);
+    for (std::size_t i = 0; i < chunks_.size(); ++i) chunks_[i].holders = std::move(wider[i]);
     words_ = words;
 }
 
@@ -114,25 +121,29 @@ EventIndex::BlockId EventIndex::find(BlockId parent, const std::int32_t* tokens,
     return entry == nullptr ? 0 : entry->value;
 }
 
+// Pages of the first chunk are taken one by one, so that a small index stays small.
 void EventIndex::add_chunk() {
-    free_.reserve((chunks_.size() + 1) * kChunk);  // so that release() never allocates
-    Chunk chunk{std::make_unique_for_overwrite<Block[]>(kChunk),
-                std::make_unique_for_overwrite<std::int32_t[]>(kChunk * block_tokens_),
-                std::make_unique_for_overwrite<std::uint64_t[]>(kChunk * words_)};
-    chunks_.push_back(std::move(chunk));
-    const std::size_t first = (chunks_.size() - 1) * kChunk;
-    for (std::size_t i = kChunk; i-- > 0;) {
-        if (first + i != 0) free_.push_back(static_cast<BlockId>(first + i));
-    }
+    const bool large = !chunks_.empty();
+    chunks_.push_back({{chunk_size(), large}, {chunk_size() * block_tokens_, large}, {chunk_size() * words_, large}});
 }
 
 EventIndex::BlockId EventIndex::allocate() {
-    if (free_.empty()) add_chunk();
-    const BlockId id = free_.back();
-    free_.pop_back();
+    BlockId id = free_;
+    if (id == 0) {
+        if (fresh_ == chunks_.size() << chunk_bits_) add_chunk();
+        return fresh_++;  // pages begin as zeros
+    }
+    free_ = block(id).parent;
+    --num_free_;
     block(id) = Block{};
     std::fill_n(holders_of(id), words_, 0);
     return id;
+}
+
+void EventIndex::give_back(BlockId id) noexcept {
+    block(id).parent = free_;
+    free_ = id;
+    ++num_free_;
 }
 
 // A new block that nobody refers to yet.
@@ -178,7 +189,7 @@ void EventIndex::release(BlockId id) noexcept {
             release_extra(gone.extra);
             --num_blocks_;
         }
-        free_.push_back(id);
+        give_back(id);
         if (parent == 0) return;
         id = parent;
     }
@@ -278,10 +289,7 @@ void EventIndex::store(std::uint32_t slot, const KvEvent& event, EventReport& re
         const std::uint32_t extra = i < extras_of_event_.size() ? extras_of_event_[i] : 0;
         BlockId id = find(parent, tokens, extra);
         if (id == 0) id = make(parent, tokens, extra);
-        ++block(id).refs;
-        const bool held = hold(slot, event.hashes[i], id, event.medium, report);
-        release(id);
-        if (!held) {
+        if (!hold(slot, event.hashes[i], id, event.medium, report)) {
             report.orphans += count - i - 1;
             break;
         }
@@ -295,7 +303,7 @@ void EventIndex::store(std::uint32_t slot, const KvEvent& event, EventReport& re
 void EventIndex::reserve(Source& source, std::size_t count) {
     source.held.reserve(count);
     children_.reserve(count);
-    while (free_.size() < count + 1) add_chunk();
+    while (num_free_ + (chunks_.size() << chunk_bits_) < fresh_ + count + 1) add_chunk();
 }
 
 void EventIndex::intern_extras(const KvEvent& event) {
@@ -303,24 +311,26 @@ void EventIndex::intern_extras(const KvEvent& event) {
     for (const std::string_view raw : event.extra_keys) extras_of_event_.push_back(extra_of(raw));
 }
 
-// False when the hash already names another block.
+// False when the hash already names another block; `id` then goes unless somebody else refers to it.
 bool EventIndex::hold(std::uint32_t slot, std::uint64_t hash, BlockId id, Medium medium, EventReport& report) {
-    HeldTable& held = sources_[slot].held;
-    HeldTable::Entry* entry = held.find(hash);
-    if (entry != nullptr && entry->block != id) {
+    Source& source = sources_[slot];
+    HeldTable::Entry& entry = source.held.claim(hash);
+    if (entry.block == 0) {
+        source.held.settle(entry, hash, id);
+        ++block(id).refs;
+        ++report.stored;
+    } else if (entry.block == id) {
+        ++report.repeated;
+    } else {
+        ++block(id).refs;
+        release(id);
         ++report.conflicts;
         return false;
     }
-    if (entry == nullptr) {
-        entry = &held.insert(hash, id);
-        ++block(id).refs;
-        ++report.stored;
-    } else {
-        ++report.repeated;
-    }
-    std::uint8_t& copies = entry->copies[static_cast<std::size_t>(medium)];
-    if (copies < 255) ++copies;
-    credit(slot, *entry);
+    const auto kind = static_cast<std::size_t>(medium);
+    if (entry.copies[kind] < 255) ++entry.copies[kind];
+    const std::uint64_t counts = source.rules.credited_media >> kind & 1;
+    holders_of(id)[slot / 64] |= counts << slot % 64;
     return true;
 }
 

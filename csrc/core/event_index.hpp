@@ -20,6 +20,7 @@
 #include "core/child_table.hpp"
 #include "core/held_table.hpp"
 #include "core/kv_events.hpp"
+#include "core/page_array.hpp"
 #include "core/shared_lock.hpp"
 
 namespace poolweave {
@@ -103,9 +104,9 @@ class EventIndex {
         std::uint32_t extra;               // 0 = no extra keys
     };
     struct Chunk {
-        std::unique_ptr<Block[]> blocks;
-        std::unique_ptr<std::int32_t[]> tokens;
-        std::unique_ptr<std::uint64_t[]> holders;  // words_ a block: a bit each source
+        PageArray<Block> blocks;
+        PageArray<std::int32_t> tokens;
+        PageArray<std::uint64_t> holders;  // words_ a block: a bit each source
     };
     struct Source {
         bool live = false;
@@ -118,11 +119,15 @@ class EventIndex {
         std::string raw;
         std::size_t refs = 0;              // blocks that have it
     };
-    static constexpr std::size_t kChunk = 1024;
+    static constexpr std::uint32_t kMostChunkBits = 17;
+    static constexpr std::size_t kChunkTokens = std::size_t{1} << 21;  // about: 8 MiB of them
 
-    Block& block(BlockId id) const noexcept { return chunks_[id / kChunk].blocks[id % kChunk]; }
-    std::int32_t* tokens_of(BlockId id) const noexcept { return &chunks_[id / kChunk].tokens[id % kChunk * block_tokens_]; }
-    std::uint64_t* holders_of(BlockId id) const noexcept { return &chunks_[id / kChunk].holders[id % kChunk * words_]; }
+    std::size_t chunk_size() const noexcept { return std::size_t{1} << chunk_bits_; }
+
+    Block& block(BlockId id) const noexcept { return chunks_[id >> chunk_bits_].blocks[within(id)]; }
+    std::int32_t* tokens_of(BlockId id) const noexcept { return &chunks_[id >> chunk_bits_].tokens[within(id) * block_tokens_]; }
+    std::uint64_t* holders_of(BlockId id) const noexcept { return &chunks_[id >> chunk_bits_].holders[within(id) * words_]; }
+    std::size_t within(BlockId id) const noexcept { return id & (chunk_size() - 1); }
     Source& live_source(std::uint32_t source);
     const Source& live_source(std::uint32_t source) const;
     std::uint32_t bucket(BlockId parent, const std::int32_t* tokens, std::uint32_t extra) const noexcept;
@@ -132,6 +137,7 @@ class EventIndex {
     void unlink(BlockId id) noexcept;
     BlockId allocate();
     void add_chunk();
+    void give_back(BlockId id) noexcept;
     void release(BlockId id) noexcept;
     BlockId root_of(const std::string& scope);
     std::uint32_t extra_of(std::string_view raw);
@@ -149,9 +155,12 @@ class EventIndex {
     void credit(std::uint32_t slot, const HeldTable::Entry& entry) noexcept;
 
     std::uint32_t block_tokens_;
+    std::uint32_t chunk_bits_;
     mutable SharedLock lock_;
     std::vector<Chunk> chunks_;
-    std::vector<BlockId> free_;
+    BlockId fresh_ = 1;                    // this and all above were never given out
+    BlockId free_ = 0;                     // given back: a list through Block::parent
+    std::size_t num_free_ = 0;
     ChildTable children_;
     std::unordered_map<std::string, BlockId> scopes_;
     std::unordered_map<BlockId, std::string> scope_names_;

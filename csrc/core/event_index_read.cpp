@@ -3,6 +3,7 @@
 #include <bit>
 #include <mutex>
 #include <shared_mutex>
+#include <utility>
 
 #include "core/event_index.hpp"
 
@@ -51,7 +52,9 @@ std::vector<StoredRun> EventIndex::inventory(std::uint32_t source) const {
     const std::shared_lock guard(lock_);
     std::vector<HeldTable::Entry> entries;
     live_source(source).held.each([&](const HeldTable::Entry& entry) { entries.push_back(entry); });
-    std::sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) { return block(a.block).depth < block(b.block).depth; });
+    std::sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) {
+        return std::pair(block(a.block).depth, a.block) < std::pair(block(b.block).depth, b.block);
+    });
     std::vector<StoredRun> runs;
     std::unordered_map<BlockId, std::uint64_t> names;          // blocks written so far -> their hashes
     std::unordered_map<BlockId, std::size_t> open;             // the last block of each run that may go on -> the run
@@ -90,7 +93,7 @@ EventIndexStats EventIndex::stats() const {
     const std::shared_lock guard(lock_);
     EventIndexStats stats{num_blocks_, 0, 0, 0};
     const std::size_t per_block = sizeof(Block) + block_tokens_ * sizeof(std::int32_t) + words_ * sizeof(std::uint64_t);
-    stats.nbytes = chunks_.size() * kChunk * per_block + children_.nbytes();
+    stats.nbytes = fresh_ * per_block + children_.nbytes();
     for (const Source& source : sources_) {
         stats.num_entries += source.held.size();
         stats.num_sources += source.live ? 1 : 0;
@@ -120,7 +123,7 @@ std::string EventIndex::check() const {
         if (block(id).refs != refs[id]) return "block " + std::to_string(id) + " miscounts its references";
         blocks += block(id).parent == 0 ? 0 : 1;
     }
-    if (blocks != num_blocks_) return "blocks have leaked";
+    if (blocks != num_blocks_ || fresh_ != 1 + order.size() + num_free_) return "blocks have leaked";
     if (scopes_.size() != order.size() - blocks) return "scopes have leaked";
     return "";
 }

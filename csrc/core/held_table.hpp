@@ -3,9 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "core/kv_events.hpp"
+#include "core/page_array.hpp"
 
 namespace poolweave {
 
@@ -19,27 +19,27 @@ class HeldTable {
 
     Entry* find(std::uint64_t hash) noexcept {
         if (entries_.empty()) return nullptr;
-        for (std::size_t i = home(hash);; i = (i + 1) & mask()) {
-            if (entries_[i].block == 0) return nullptr;
-            if (entries_[i].hash == hash) return &entries_[i];
-        }
+        Entry& entry = slot_of(hash);
+        return entry.block == 0 ? nullptr : &entry;
     }
 
     // Makes room for `count` more. Throws bad_alloc and then changes nothing.
     void reserve(std::size_t count) {
-        std::size_t capacity = entries_.empty() ? 16 : entries_.size();
+        std::size_t capacity = entries_.empty() ? kLeast : entries_.size();
         while ((size_ + count) * 4 > capacity * 3) capacity *= 2;
         if (capacity == entries_.size()) return;
-        std::vector<Entry> old(capacity);
+        PageArray<Entry> old(capacity, true);
         old.swap(entries_);
         for (const Entry& entry : old) {
-            if (entry.block != 0) place(entry);
+            if (entry.block != 0) slot_of(entry.hash) = entry;
         }
     }
 
-    Entry& insert(std::uint64_t hash, std::uint32_t block) noexcept {
+    // The entry of `hash`, or, after reserve(1), the place for a new one: it has no block until settle() names one.
+    Entry& claim(std::uint64_t hash) noexcept { return slot_of(hash); }
+    void settle(Entry& place, std::uint64_t hash, std::uint32_t block) noexcept {
+        place = Entry{hash, block, {}};
         ++size_;
-        return place(Entry{hash, block, {}});
     }
 
     void erase(const Entry* entry) noexcept {
@@ -65,23 +65,25 @@ class HeldTable {
     }
 
     void clear() noexcept {
-        entries_ = {};
+        entries_ = PageArray<Entry>();
         size_ = 0;
     }
     std::size_t size() const noexcept { return size_; }
-    std::size_t nbytes() const noexcept { return entries_.size() * sizeof(Entry); }
+    std::size_t nbytes() const noexcept { return entries_.nbytes(); }
 
   private:
+    static constexpr std::size_t kLeast = 256;  // entries: a page
+
     std::size_t mask() const noexcept { return entries_.size() - 1; }
     // Publishers' hashes need not be uniform: mixed before their bits are used.
     std::size_t home(std::uint64_t hash) const noexcept { return (hash * 0x9E3779B97F4A7C15u >> 20) & mask(); }
-    Entry& place(const Entry& entry) noexcept {
-        std::size_t i = home(entry.hash);
-        while (entries_[i].block != 0) i = (i + 1) & mask();
-        return entries_[i] = entry;
+    Entry& slot_of(std::uint64_t hash) noexcept {
+        std::size_t i = home(hash);
+        while (entries_[i].block != 0 && entries_[i].hash != hash) i = (i + 1) & mask();
+        return entries_[i];
     }
 
-    std::vector<Entry> entries_;
+    PageArray<Entry> entries_;
     std::size_t size_ = 0;
 };
 
