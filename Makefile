@@ -1,4 +1,5 @@
 # `make demo` and `make test` each set up all they need; no other command comes first.
+# `make test-slow` runs the storms, soaks and deep searches as well.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -6,14 +7,17 @@ NATIVE := $(wildcard csrc/core/*.?pp csrc/bindings/*.?pp) CMakeLists.txt
 CTEST_DIR := build/ctest
 ASAN_DIR  := build/asan
 
-.PHONY: demo test lint bench build stubs check-stubs ctest asan tsan wheel clean
+.PHONY: demo test test-slow lint bench build stubs check-stubs ctest asan tsan wheel clean
 .DELETE_ON_ERROR:
 
 demo: build
 	$(BIN)/poolweave demo
 
 test: build lint check-stubs ctest asan
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: build
+	$(BIN)/python -m pytest --hypothesis-profile=deep
 
 lint: build
 	$(BIN)/ruff check .

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("poolweave", deadline=None)  # a busy machine is no fault
-settings.load_profile("poolweave")
+# A busy machine is no fault: no deadlines. `make test-slow` asks for the deep profile.
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("deep", deadline=None, max_examples=250)
+settings.load_profile("quick")
 
 ROOMS = ("mempool", "index", "transfer", "scheduler", "crosspool_engine")
 

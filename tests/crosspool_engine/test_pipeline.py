@@ -123,7 +123,7 @@ class PipelineMachine(RuleBasedStateMachine):
         assert not self.left
 
 
-PipelineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+PipelineMachine.TestCase.settings = settings(stateful_step_count=60)
 TestPipelineMachine = PipelineMachine.TestCase
 
 

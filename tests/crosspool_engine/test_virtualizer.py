@@ -70,7 +70,7 @@ class VirtualizerMachine(RuleBasedStateMachine):
         assert sum(stats.used_pages.values()) == len(in_use)
 
 
-VirtualizerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+VirtualizerMachine.TestCase.settings = settings(stateful_step_count=50)
 TestVirtualizerMachine = VirtualizerMachine.TestCase
 
 

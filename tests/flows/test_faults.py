@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -217,17 +218,21 @@ class Stuck(threading.Thread):
             self.failure = error
 
 
-@pytest.mark.slow
+def often(rounds: int) -> Any:
+    return pytest.param(rounds, marks=pytest.mark.slow)
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("transport", "rounds"), [("shm", 1), ("shm", often(5)), ("tcp", often(5))])
 def test_sigkill_in_the_middle_of_a_transfer(
     settings: Callable[..., ClusterConfig],
     model_folder: Callable[[str], Path],
     left_behind: Callable[[], list[str]],
     transport: str,
+    rounds: int,
 ) -> None:
-    """Ten times each transport, five of them D and five P: the other lives and is at rest within the lease, the next
-    request after the restart is right, and nothing is left anywhere."""
+    """A round kills D, another P: the other lives and is at rest within the lease, the next request after the restart
+    is right, and nothing is left anywhere."""
     prompt = prompt_of(50)
     expected = greedy(model_folder("llama"), tuple(prompt), 4)
     own = held(os.getpid())
@@ -240,7 +245,7 @@ def test_sigkill_in_the_middle_of_a_transfer(
             return {member.name: held(member.child.pid) for member in cluster.members}
 
         start, start_own = ask(), held(os.getpid())
-        for number, victim in enumerate(names[1:] * 5 + names[:1] * 5):
+        for number, victim in enumerate(names[1:] * rounds + names[:1] * rounds):
             (survivor,) = set(names) - {victim}
             stuck = Stuck(cluster, seed=number + 100)
             cluster.member(victim).child.kill()

@@ -103,4 +103,4 @@ class RadixModel(RuleBasedStateMachine):
 
 
 TestRadixModel = RadixModel.TestCase
-TestRadixModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestRadixModel.settings = settings(stateful_step_count=40)

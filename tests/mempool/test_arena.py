@@ -171,5 +171,5 @@ class ArenaModel(RuleBasedStateMachine):
             assert np.count_nonzero([span.page_at(page) >= 0 for page in range(8)]) == len(pages)
 
 
-ArenaModel.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+ArenaModel.TestCase.settings = settings(stateful_step_count=25)
 TestArenaModel = ArenaModel.TestCase

@@ -190,7 +190,5 @@ class PoolModel(RuleBasedStateMachine):
             assert tier.memory.held_bytes <= 4096 * pages
 
 
-PoolModel.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+PoolModel.TestCase.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestPoolModel = PoolModel.TestCase

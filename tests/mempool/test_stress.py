@@ -24,7 +24,6 @@ def test_two_processes_on_one_arena() -> None:
     assert sorted(line.split(":")[0] for line in done.stdout.splitlines()) == ["seed 5", "seed 6"]
 
 
-@pytest.mark.slow
 def test_all_operations_are_reached() -> None:
     arena = Arena(6 * stress.PAGE_BYTES, page_bytes=stress.PAGE_BYTES)
     run = stress.StressRun(stress.StressConfig(seed=9, steps=3000), arena)

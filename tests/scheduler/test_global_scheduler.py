@@ -364,4 +364,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(stateful_step_count=40)

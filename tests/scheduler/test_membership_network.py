@@ -160,4 +160,4 @@ class Network(RuleBasedStateMachine):
 
 
 TestNetwork = Network.TestCase
-TestNetwork.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNetwork.settings = settings(stateful_step_count=40)

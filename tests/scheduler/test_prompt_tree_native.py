@@ -97,7 +97,7 @@ class Tree(RuleBasedStateMachine):
 
 
 TestTree = Tree.TestCase
-TestTree.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(stateful_step_count=40)
 
 
 def test_cap_holds_at_every_step_and_what_stays_is_right() -> None:

@@ -112,7 +112,7 @@ class Arrivals(RuleBasedStateMachine):
             self.book.claim(b"1", 0)
 
 
-Arrivals.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Arrivals.TestCase.settings = settings(stateful_step_count=40)
 TestArrivals = Arrivals.TestCase
 
 

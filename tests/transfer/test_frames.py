@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poolweave.errors import ProtocolError
@@ -50,7 +50,6 @@ def test_no_changed_bit_goes_unnoticed(payloads: list[bytes], key: bytes | None,
     assert len(got) < len(payloads)
 
 
-@settings(max_examples=300)
 @given(st.binary(min_size=8, max_size=200), KEYS)
 def test_junk_is_refused_or_waits_for_more(junk: bytes, key: bytes | None) -> None:
     decoder = FrameDecoder(limit=1000, key=key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poolweave.errors import ConfigError, DuplicateTransfer, OutOfBlocks, ProtocolError, TransferFailed
@@ -52,7 +52,6 @@ def test_offers_that_do_not_add_up_are_refused(change: dict[str, object]) -> Non
         decode(REQUESTS, raw)
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=400))
 def test_junk_is_refused(junk: bytes) -> None:
     for decoder in (GREETINGS, REPLIES, REQUESTS, ANSWERS):
@@ -60,7 +59,6 @@ def test_junk_is_refused(junk: bytes) -> None:
             decode(decoder, junk)  # type: ignore[arg-type]
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_message_is_refused_or_valid(data: st.DataObject) -> None:
     raw = bytearray(encode(OFFER))

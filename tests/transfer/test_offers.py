@@ -114,7 +114,7 @@ class Offers(RuleBasedStateMachine):
             assert self.book.find(offer.number) is offer
 
 
-Offers.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Offers.TestCase.settings = settings(stateful_step_count=40)
 TestOffers = Offers.TestCase
 
 

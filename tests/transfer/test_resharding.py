@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from poolweave.errors import ConfigError, LayoutMismatch
@@ -79,7 +79,6 @@ def test_heads_are_resharded_as_numpy_slices_them(heads: int, tp: tuple[int, int
     check(Cut(layout=layout, tp=tp[0]), Cut(layout=layout, tp=tp[1]))
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     heads=st.integers(1, 8), layers=st.integers(1, 7), dim=st.sampled_from([1, 3, 8]), orders=st.tuples(ORDERS, ORDERS),
     tps=st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 2), pps=st.tuples(st.integers(1, 4), st.integers(1, 4)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poolweave.crosspool_engine.model_shape import ModelShape
@@ -37,7 +37,6 @@ def random_trace(seed: int, n: int) -> Trace:
     )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 40))
 def test_curve_equals_the_sum_over_requests(seed: int, n: int) -> None:
     trace = random_trace(seed, n)

@@ -141,4 +141,4 @@ class BadChannel(RuleBasedStateMachine):
 
 
 TestBadChannel = BadChannel.TestCase
-TestBadChannel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBadChannel.settings = settings(stateful_step_count=40)

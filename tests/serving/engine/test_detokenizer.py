@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poolweave.serving.engine.detokenizer import StopStrings, TextStream
@@ -30,7 +30,6 @@ def ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text)["input_ids"])
 
 
-@settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=30).filter(lambda text: "\ufffd" not in text), cut=st.integers(0, 10))
 def test_pieces_join_to_the_text(tokenizer: Any, text: str, cut: int) -> None:
     tokens = ids(tokenizer, "prompt: " + text)
