@@ -16,7 +16,7 @@ from ref_transfer_world import Node, World
 from poolweave.errors import TransferFailed
 from poolweave.transfer import Shipment
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+pytestmark = pytest.mark.multiproc
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from poolweave.transfer.transports.shm import MappedSource
 from poolweave.transfer.transports.tcp import TcpSource
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
-CYCLES = 20  # of which half kill the receiver and half the sender
+CYCLES = [6, pytest.param(20, marks=pytest.mark.slow)]  # of which half kill the receiver and half the sender
 WARM = 3
 
 
@@ -116,13 +116,13 @@ def kill_the_sender(survivor: Node, peer: PeerProcess, gate: Gate) -> None:
     gate.reset()
 
 
-@pytest.mark.slow
-def test_sigkill_in_the_middle_of_transfers(survivor: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cycles", CYCLES)
+def test_sigkill_in_the_middle_of_transfers(survivor: Node, monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
     """The peer dies receiving, then sending, and so on; it starts again at the same address each time."""
     before, gate = leftovers(), Gate(monkeypatch)
     warm: dict[str, int] = {}
     address = None
-    for cycle in range(CYCLES):
+    for cycle in range(cycles):
         peer = start(survivor, address)
         address = peer.address if peer.address.startswith("tcp") else None
         exchange_both_ways(survivor, peer, f"{cycle}")
