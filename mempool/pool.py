@@ -303,6 +303,10 @@ class MemPool:
         """
         return Received(self._links.engine.receive(tag, timeout), self._epoch)
 
+    def discard(self, tag: bytes) -> None:
+        """Nobody will receive `tag`: its blocks are freed, now or when it arrives within a lease. Does not wait."""
+        self._links.engine.discard(tag)
+
     def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
         """Set blocks aside at `peer` for one transfer's `dst`; unused ones go back there when the lease ends."""
         return self._links.engine.reserve(peer, num_blocks, tier, timeout)

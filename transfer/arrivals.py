@@ -47,6 +47,7 @@ class ArrivalBook:
         self._entries: dict[bytes, _Entry] = {}
         self._waiters: dict[bytes, list[_Waiter]] = {}
         self._deadlines: SortedDict = SortedDict()  # (deadline, serial) -> entry, of settled and failed ones
+        self._unwanted: dict[bytes, float] = {}  # until when what comes under this tag is dropped
         self._serial = itertools.count(1)
         self._closed = False
         self.num_expired = 0
@@ -75,7 +76,12 @@ class ArrivalBook:
                 return False
             entry.arrival = arrival
             self._deliver(entry)
-            return True
+            unwanted = tag in self._unwanted and entry.serial > 0
+            if unwanted:
+                self._remove(entry)
+        if unwanted:
+            arrival.close()
+        return True
 
     def fail(self, tag: bytes, owner: object, error: PoolweaveError) -> None:
         with self._lock:
@@ -129,10 +135,25 @@ class ArrivalBook:
             raise InstanceClosed("the transfer engine was closed while waiting")
         return _outcome(waiter.entry)
 
+    def discard(self, tag: bytes, until: float) -> None:
+        """Nobody will claim `tag`: drop what arrived under it, and what arrives before `until`. Does not wait."""
+        with self._lock:
+            if self._closed:
+                return
+            entry = self._entries.get(tag)
+            settled = entry is not None and (entry.arrival is not None or entry.error is not None)
+            if entry is not None and settled:
+                self._remove(entry)
+            else:
+                self._unwanted[tag] = until
+        if entry is not None and entry.arrival is not None:
+            entry.arrival.close()
+
     def expire(self, now: float) -> int:
         """Drop what nobody claimed by its deadline; returns how many arrivals were dropped."""
         dropped = []
         with self._lock:
+            self._unwanted = {tag: until for tag, until in self._unwanted.items() if until > now}
             while self._deadlines and self._deadlines.peekitem(0)[0][0] <= now:
                 entry = self._deadlines.peekitem(0)[1]
                 self._remove(entry)

@@ -137,6 +137,10 @@ class TransferEngine:
         """
         return self._receiver.claim(tag, timeout)
 
+    def discard(self, tag: bytes) -> None:
+        """Nobody will receive `tag`: drop what arrived under it, and what does within a lease. Does not wait."""
+        self._receiver.discard(tag, time.monotonic() + self._config.lease_s)
+
     def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
         """Set blocks aside at `peer` for one transfer's `dst`; they go back there after `lease_s`.
 

@@ -81,6 +81,9 @@ class Receiver:
     def claim(self, tag: bytes, timeout: float | None) -> Arrival:
         return self._arrivals.claim(tag, timeout)
 
+    def discard(self, tag: bytes, until: float) -> None:
+        self._arrivals.discard(tag, until)
+
     def greet(self, door: Door, link: Link, greeting: messages.Greeting, fds: list[int]) -> None:
         """Take a new connection over. Raises what it is to be refused with; then `fds` are closed."""
         try:

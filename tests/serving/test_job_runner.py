@@ -100,6 +100,9 @@ class Task:
     def prompt_computed(self) -> None:
         self._call("prompt_computed")
 
+    def give_up(self) -> None:
+        self._call("give_up")
+
     def end(self) -> Finished:
         self._call("end")
         assert self.sequence is not None

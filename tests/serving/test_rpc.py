@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -23,6 +24,7 @@ from poolweave.errors import (
     PoolweaveError,
     RequestRefused,
 )
+from poolweave.serving.instance_client import InstanceClient
 from poolweave.serving.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL,
@@ -44,7 +46,6 @@ from poolweave.serving.messages import (
     Welcome,
     pack_tokens,
 )
-from poolweave.serving.rpc_client import RpcClient
 from poolweave.serving.rpc_server import Caller, RpcServer
 
 WELCOME = Welcome(
@@ -92,18 +93,18 @@ def host() -> Iterator[Host]:
 
 
 @pytest.fixture
-def client(host: Host) -> Iterator[RpcClient]:
-    client = RpcClient(host.server.address, peer="p")
+def client(host: Host) -> Iterator[InstanceClient]:
+    client = InstanceClient(host.server.address, peer="p")
     yield client
     client.close()
 
 
-def test_a_client_is_welcomed_and_learns_the_epoch(client: RpcClient) -> None:
+def test_a_client_is_welcomed_and_learns_the_epoch(client: InstanceClient) -> None:
     assert client.welcome == WELCOME
     assert client.epoch == 7
 
 
-def test_a_stream_gives_every_reply_in_order_and_ends_with_the_final_one(host: Host, client: RpcClient) -> None:
+def test_a_stream_gives_every_reply_in_order_and_ends_with_the_final_one(host: Host, client: InstanceClient) -> None:
     replies: list[Reply] = [Emit([1]), Emit([2, 3]), Finished(finish_reason="length")]
 
     def answer(caller: Caller, request: Request) -> None:
@@ -114,7 +115,7 @@ def test_a_stream_gives_every_reply_in_order_and_ends_with_the_final_one(host: H
     assert list(client.stream(Complete(JOB), timeout_s=10)) == replies
 
 
-def test_calls_of_many_threads_each_get_their_own_answer(host: Host, client: RpcClient) -> None:
+def test_calls_of_many_threads_each_get_their_own_answer(host: Host, client: InstanceClient) -> None:
     def answer(caller: Caller, request: Request) -> None:
         assert isinstance(request, Cancel)
         caller.reply(Counters(pool={"echo": request.request}, jobs=0))
@@ -136,7 +137,7 @@ def test_calls_of_many_threads_each_get_their_own_answer(host: Host, client: Rpc
     assert all(asked == answered for asked, answered in got.items())
 
 
-def test_a_typed_error_crosses_with_its_numbers(host: Host, client: RpcClient) -> None:
+def test_a_typed_error_crosses_with_its_numbers(host: Host, client: InstanceClient) -> None:
     def answer(caller: Caller, request: Request) -> None:
         raise OutOfBlocks("need 5 blocks, 2 free", needed=5, free=2, evictable=0, pinned=1)
 
@@ -146,7 +147,7 @@ def test_a_typed_error_crosses_with_its_numbers(host: Host, client: RpcClient) -
     assert (caught.value.needed, caught.value.free, caught.value.pinned) == (5, 2, 1)
 
 
-def test_a_bug_in_the_handler_fails_that_request_alone(host: Host, client: RpcClient) -> None:
+def test_a_bug_in_the_handler_fails_that_request_alone(host: Host, client: InstanceClient) -> None:
     def answer(caller: Caller, request: Request) -> None:
         raise ZeroDivisionError("oops")
 
@@ -157,13 +158,13 @@ def test_a_bug_in_the_handler_fails_that_request_alone(host: Host, client: RpcCl
     assert client.call(Cancel("x"), Done) == Done()
 
 
-def test_an_answer_of_the_wrong_kind_is_an_error(host: Host, client: RpcClient) -> None:
+def test_an_answer_of_the_wrong_kind_is_an_error(host: Host, client: InstanceClient) -> None:
     host.answers[Stats] = lambda caller, request: caller.reply(Done())
     with pytest.raises(PoolweaveError, match="answered Stats with Done"):
         client.call(Stats(), Counters)
 
 
-def test_silence_is_deadline_exceeded_and_the_client_stays_usable(host: Host, client: RpcClient) -> None:
+def test_silence_is_deadline_exceeded_and_the_client_stays_usable(host: Host, client: InstanceClient) -> None:
     seen: list[float | None] = []
     host.answers[Stats] = lambda caller, request: seen.append(caller.deadline)
     host.answers[Cancel] = lambda caller, request: caller.reply(Done())
@@ -175,7 +176,7 @@ def test_silence_is_deadline_exceeded_and_the_client_stays_usable(host: Host, cl
     assert seen[0] is not None, "the deadline travels to the server"
 
 
-def test_a_late_reply_is_dropped(host: Host, client: RpcClient) -> None:
+def test_a_late_reply_is_dropped(host: Host, client: InstanceClient) -> None:
     late: list[Caller] = []
     host.answers[Stats] = lambda caller, request: late.append(caller)
 
@@ -205,7 +206,7 @@ def test_an_address_that_is_none_is_a_config_error(address: str) -> None:
     with pytest.raises(ConfigError, match="listen"):
         RpcServer(address, epoch=1, name="p")
     with pytest.raises(ConfigError, match="cannot connect"):
-        RpcClient(address, peer="p")
+        InstanceClient(address, peer="p")
 
 
 def test_nobody_listening_is_peer_lost_at_once() -> None:
@@ -213,7 +214,7 @@ def test_nobody_listening_is_peer_lost_at_once() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(PeerLost, match="nobody listens"):
-        RpcClient(f"tcp://127.0.0.1:{port}", peer="p", timeout_s=30)
+        InstanceClient(f"tcp://127.0.0.1:{port}", peer="p", timeout_s=30)
 
 
 def test_a_listener_that_says_nothing_is_deadline_exceeded() -> None:
@@ -221,10 +222,10 @@ def test_a_listener_that_says_nothing_is_deadline_exceeded() -> None:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         with pytest.raises(DeadlineExceeded, match="Hello"):
-            RpcClient(f"tcp://127.0.0.1:{mute.getsockname()[1]}", peer="p", timeout_s=0.2)
+            InstanceClient(f"tcp://127.0.0.1:{mute.getsockname()[1]}", peer="p", timeout_s=0.2)
 
 
-def test_closing_the_client_fails_what_is_pending(host: Host, client: RpcClient) -> None:
+def test_closing_the_client_fails_what_is_pending(host: Host, client: InstanceClient) -> None:
     asked = threading.Event()
     host.answers[Stats] = lambda caller, request: asked.set()
     errors: list[BaseException] = []
@@ -246,7 +247,7 @@ def test_closing_the_client_fails_what_is_pending(host: Host, client: RpcClient)
         client.call(Stats(), Counters)
 
 
-def test_a_request_over_the_bound_is_refused_before_it_is_sent(client: RpcClient) -> None:
+def test_a_request_over_the_bound_is_refused_before_it_is_sent(client: InstanceClient) -> None:
     job = Job(request="r", tokens=b"\0" * (MAX_FRAME_BYTES + 4), flow="colocated", sampling={})
     with pytest.raises(RequestRefused, match="over the limit") as caught:
         list(client.stream(Complete(job), timeout_s=1))
@@ -293,7 +294,7 @@ def test_a_message_of_one_frame_is_refused(host: Host) -> None:
 def test_a_client_that_has_gone_is_reported(host: Host) -> None:
     callers: list[Caller] = []
     host.answers[Stats] = lambda caller, request: callers.append(caller)
-    client = RpcClient(host.server.address, peer="p")
+    client = InstanceClient(host.server.address, peer="p")
     with pytest.raises(DeadlineExceeded):
         client.call(Stats(), Counters, timeout_s=0.05)
     client.close()
@@ -322,7 +323,7 @@ def test_a_killed_server_fails_pending_and_later_calls_with_peer_lost() -> None:
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    client = RpcClient(child.stdout.readline().strip(), peer="p")
+    client = InstanceClient(child.stdout.readline().strip(), peer="p")
     try:
         stream = client.stream(Complete(JOB), timeout_s=60)
         results: list[BaseException] = []
@@ -357,3 +358,18 @@ def test_an_error_of_a_class_unknown_here_keeps_its_name() -> None:
 
 def test_an_error_named_like_something_else_in_the_module_is_not_built() -> None:
     assert type(ErrorInfo(kind="Sequence", message="x").error()) is PoolweaveError
+
+
+def test_a_client_that_goes_is_noticed_without_a_reply_to_it(host: Host) -> None:
+    """The others stay: only who has gone is reported."""
+    stays = InstanceClient(host.server.address, peer="p")
+    goes = InstanceClient(host.server.address, peer="p")
+    goes.close()
+    deadline = time.monotonic() + 60
+    while not host.gone:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+    host.answers[Stats] = lambda caller, request: caller.reply(Counters(pool={}, jobs=3))
+    assert stays.call(Stats(), Counters).jobs == 3
+    assert len(host.gone) == 1
+    stays.close()

@@ -26,6 +26,7 @@ class Arrivals(RuleBasedStateMachine):
         self.now = 0.0
         self.book = ArrivalBook(clock=lambda: self.now)
         self.state: dict[bytes, tuple[object, float, str]] = {}
+        self.unwanted: dict[bytes, float] = {}
         self.held: set[int] = set()
         self.count = 0
 
@@ -59,6 +60,8 @@ class Arrivals(RuleBasedStateMachine):
             one.close()
         elif state == "pulled":
             self.state[tag] = (owner, deadline, "here")
+            if tag in self.unwanted:
+                del self.state[tag]
 
     @rule(tag=TAGS)
     def fail(self, tag: bytes) -> None:
@@ -73,6 +76,14 @@ class Arrivals(RuleBasedStateMachine):
         self.book.withdraw(tag, owner, TransferFailed("x"))
         if state in ("pulled", "here"):
             self.state[tag] = (owner, deadline, "failed")
+
+    @rule(tag=TAGS, seconds=st.floats(0.1, 5))
+    def discard(self, tag: bytes, seconds: float) -> None:
+        self.book.discard(tag, self.now + seconds)
+        if self.state.get(tag, (None, 0.0, "absent"))[2] in ("here", "failed"):
+            del self.state[tag]
+        else:
+            self.unwanted[tag] = self.now + seconds
 
     @rule(tag=TAGS)
     def claim(self, tag: bytes) -> None:
@@ -92,6 +103,7 @@ class Arrivals(RuleBasedStateMachine):
     @rule(step=st.floats(0, 3))
     def pass_time(self, step: float) -> None:
         self.now += step
+        self.unwanted = {tag: until for tag, until in self.unwanted.items() if until > self.now}
         ended = {t for t, (_, deadline, state) in self.state.items() if state != "pulled" and deadline <= self.now}
         dropped = self.book.expire(self.now)
         assert dropped == sum(self.state[tag][2] == "here" for tag in ended)

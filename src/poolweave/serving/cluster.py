@@ -15,9 +15,9 @@ from poolweave.serving.child import Child
 from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.serving.flows import flow_named
 from poolweave.serving.generation import Generation, Route
+from poolweave.serving.instance_client import InstanceClient
 from poolweave.serving.instance_config import ClusterConfig, InstanceConfig
 from poolweave.serving.messages import Connect, Counters, Done, Job, Stats, Welcome, pack_tokens
-from poolweave.serving.rpc_client import RpcClient
 from poolweave.types import Role, TokenIds
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Member:
 
     config: InstanceConfig
     child: Child
-    client: RpcClient
+    client: InstanceClient
 
     @property
     def name(self) -> str:
@@ -146,7 +146,7 @@ class LocalCluster:
                 children.append((config, Child(config)))
             for config, child in children:
                 address = child.wait_ready(self.config.start_timeout_s)
-                members.append(Member(config, child, RpcClient(address, peer=config.name)))
+                members.append(Member(config, child, InstanceClient(address, peer=config.name)))
         except BaseException:
             for member in members:
                 member.client.close()
@@ -173,7 +173,7 @@ class LocalCluster:
             return Route(self._next(Role.COLOCATED, flow))
         return Route(self._next(Role.PREFILL, flow), self._next(Role.DECODE, flow))
 
-    def _next(self, role: Role, flow: str) -> RpcClient:
+    def _next(self, role: Role, flow: str) -> InstanceClient:
         """The living instance of `role` whose turn it is; a dead one when all are, whose PeerLost then says so."""
         with self._lock:
             fit = [member for member in self._members.values() if member.config.role is role]

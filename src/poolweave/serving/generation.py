@@ -8,13 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from poolweave.errors import PoolweaveError
+from poolweave.serving.instance_client import InstanceClient
 from poolweave.serving.messages import (
     Cancel,
     Complete,
     Decode,
+    Discard,
     Emit,
     ErrorInfo,
     Finished,
@@ -25,7 +27,6 @@ from poolweave.serving.messages import (
     Request,
     Sent,
 )
-from poolweave.serving.rpc_client import RpcClient
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -34,8 +35,8 @@ Clock: TypeAlias = Callable[[], float]
 class Route:
     """The instances of one request; `decode` is None where one does both phases."""
 
-    prefill: RpcClient
-    decode: RpcClient | None = None
+    prefill: InstanceClient
+    decode: InstanceClient | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class Generation:
         self._deadline = self._start + timeout_s
         self._answer: list[int] = []
         self._first_s = self._last_s = 0.0
-        self._running: RpcClient | None = None
+        self._running: InstanceClient | None = None
         self._cancelled = False
         self._events = self._run()
 
@@ -157,30 +158,36 @@ class Generation:
         assert isinstance(finished, Finished)
         yield self._end(finished.finish_reason, finished.cached_tokens, Sent(), finished)
 
-    def _two_phases(self, decode: RpcClient) -> Iterator[Event]:
+    def _two_phases(self, decode: InstanceClient) -> Iterator[Event]:
         prefill = self._route.prefill
         decode.require()  # before a prompt is computed for nobody
-        prefilled = yield from self._phase(prefill, Prefill(self._job, decode.peer))
-        assert isinstance(prefilled, Prefilled)
         finished: Finished | None = None
-        reason = prefilled.finish_reason
-        if reason is None and self._cancelled:
-            reason = "cancelled"
-        if reason is None:
-            yield HandedOver(prefilled.cached_tokens, prefilled.sent, self._elapsed())
-            reply = yield from self._phase(decode, Decode(self._job, self._answer[0], prefill.peer))
-            assert isinstance(reply, Finished)
-            finished = reply
-            reason = finished.finish_reason
+        settled = False  # no KV of this request waits at the decode instance
+        try:
+            prefilled = yield from self._phase(prefill, Prefill(self._job, decode.peer))
+            assert isinstance(prefilled, Prefilled)
+            reason = prefilled.finish_reason
+            settled = reason is not None
+            if reason is None and self._cancelled:
+                reason = "cancelled"
+            if reason is None:
+                yield HandedOver(prefilled.cached_tokens, prefilled.sent, self._elapsed())
+                reply = yield from self._phase(decode, Decode(self._job, self._answer[0], prefill.peer))
+                assert isinstance(reply, Finished)
+                finished, reason = reply, reply.finish_reason
+                settled = True
+        finally:
+            if not settled:
+                decode.post(Discard(self.request))
         yield self._end(reason, prefilled.cached_tokens, prefilled.sent, finished)
 
-    def _phase(self, client: RpcClient, request: Request) -> Generator[Event, None, Reply]:
+    def _phase(self, client: InstanceClient, request: Request) -> Generator[Event, None, Reply]:
         """Token events of one phase; returns its final reply."""
         self._running = client
         remaining = max(0.001, self._deadline - self._clock())
         for reply in client.stream(request, timeout_s=remaining):
             if not isinstance(reply, Emit):
-                return reply
+                return cast(Reply, reply)
             for token in reply.tokens:
                 yield self._token(token)
         raise AssertionError("a stream ends with a final reply or raises")

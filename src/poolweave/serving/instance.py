@@ -33,6 +33,7 @@ from poolweave.serving.messages import (
     Connect,
     Counters,
     Decode,
+    Discard,
     Disconnect,
     Done,
     ErrorInfo,
@@ -43,7 +44,7 @@ from poolweave.serving.messages import (
     Welcome,
 )
 from poolweave.serving.rpc_server import Caller, RpcServer
-from poolweave.serving.tasks import CompleteTask, DecodeTask, PrefillTask, Workplace
+from poolweave.serving.tasks import CompleteTask, DecodeTask, PrefillTask, Workplace, tag_of
 from poolweave.transfer import TransferConfig
 from poolweave.types import Role, Tier
 
@@ -88,6 +89,7 @@ class Instance:
             Decode: self._decode,
             Complete: self._complete,
             Cancel: self._cancel,
+            Discard: self._discard,
             Stats: self._stats,
         }
 
@@ -156,6 +158,10 @@ class Instance:
 
     def _cancel(self, caller: Caller, request: Cancel) -> None:
         self._runner.cancel(request.request)
+        caller.reply(Done())
+
+    def _discard(self, caller: Caller, request: Discard) -> None:
+        self._pool.discard(tag_of(request.request))
         caller.reply(Done())
 
     def _stats(self, caller: Caller, request: Stats) -> None:

@@ -96,6 +96,7 @@ class JobRunner:
                 self._queued.remove(task)
                 self._workers.submit(self._answer, task, task.cancelled())
         self._engine.cancel(request)
+        task.give_up()
 
     def cancel_client(self, client: bytes) -> None:
         """End all requests of a client that has gone."""

@@ -134,6 +134,12 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request: str
 
 
+class Discard(msgspec.Struct, frozen=True, tag=True):
+    """Nobody will decode the job named `request` here: free the KV that came, or comes, for it. Answered by Done."""
+
+    request: str
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Answered by Counters."""
 
@@ -196,7 +202,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo
 
 
-Request: TypeAlias = Hello | Connect | Disconnect | Prefill | Decode | Complete | Cancel | Stats
+Request: TypeAlias = Hello | Connect | Disconnect | Prefill | Decode | Complete | Cancel | Discard | Stats
 Reply: TypeAlias = Welcome | Done | Emit | Prefilled | Finished | Counters | Failure
 
 
@@ -209,7 +215,7 @@ class Codec:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(accepts)
 
-    def encode(self, header: Header, message: Request | Reply) -> list[bytes]:
+    def encode(self, header: Header, message: Any) -> list[bytes]:
         """The two frames. Raises RequestRefused when the message is over MAX_FRAME_BYTES."""
         body = self._encoder.encode(message)
         if len(body) > MAX_FRAME_BYTES:

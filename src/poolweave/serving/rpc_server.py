@@ -6,12 +6,14 @@ Knows frames and callers, not what a request means: that is the handler's.
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 
@@ -20,11 +22,11 @@ from poolweave.serving.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     Codec,
+    Done,
     ErrorInfo,
     Failure,
     Header,
     Hello,
-    Reply,
     Request,
 )
 
@@ -43,12 +45,12 @@ class Caller:
     deadline: float | None
     server: RpcServer = field(repr=False, compare=False)
 
-    def reply(self, message: Reply) -> None:
+    def reply(self, message: Any) -> None:
         """Queue `message` for the caller; a caller that has gone is reported through `on_gone`, never raised."""
         self.server.post(self, message)
 
 
-Handler = Callable[[Caller, Request], None]
+Handler = Callable[[Caller, Any], None]
 
 
 class RpcServer:
@@ -57,11 +59,16 @@ class RpcServer:
     Raises AddressInUse naming the port and `setting`, ConfigError for an address that is none.
     """
 
-    def __init__(self, listen: str, epoch: int, *, name: str, setting: str = "listen") -> None:
+    def __init__(
+        self, listen: str, epoch: int, *, name: str, setting: str = "listen", accepts: Any = Request, hello: Any = Hello
+    ) -> None:
+        """`accepts`: the union of requests that it takes; `hello`: the one among them that needs no epoch."""
         self.epoch = epoch
         self._name = name
-        self._codec = Codec(Request)
-        self._outbox: collections.deque[tuple[Caller, Reply]] = collections.deque()
+        self._hello = hello
+        self._codec = Codec(accepts)
+        self._clients: set[bytes] = set()
+        self._outbox: collections.deque[tuple[Caller, Any]] = collections.deque()
         self._stopping = False
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -79,6 +86,8 @@ class RpcServer:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise _bind_error(error, listen, setting) from error
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor.setsockopt(zmq.LINGER, 0)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @property
@@ -95,25 +104,27 @@ class RpcServer:
         on_gone: Callable[[bytes], None] = lambda client: None,
         watch: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
-        """Run until `stop`. `on_gone(client)` when a reply found its client gone; `watch`: callbacks by readable fd.
+        """Run until `stop`. `on_gone(client)` once a client has gone; `watch`: callbacks by readable fd.
 
         A PoolweaveError of the handler becomes that request's Failure; any other exception too, and is logged.
         """
         watched = dict(watch or {})
         poller = zmq.Poller()
-        for source in (self._router, self._wake, *watched):
+        for source in (self._router, self._monitor, self._wake, *watched):
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             for source, _ in poller.poll():
                 if source is self._router:
                     self._receive(handle)
+                elif source is self._monitor:
+                    self._probe()
                 elif source == self._wake:
                     self._drain_wake()
                 else:
                     watched[source]()
             self._flush(on_gone)
 
-    def post(self, caller: Caller, message: Reply) -> None:
+    def post(self, caller: Caller, message: Any) -> None:
         """Queue a reply; thread-safe. After `close` it is dropped."""
         self._outbox.append((caller, message))
         self._poke()
@@ -129,6 +140,7 @@ class RpcServer:
             return
         wake, self._wake = self._wake, -1
         os.close(wake)
+        self._router.disable_monitor()
         self._context.destroy(linger=0)
 
     def _poke(self) -> None:
@@ -148,6 +160,7 @@ class RpcServer:
                 client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._clients.add(client)
             request_id = 0
             try:
                 header = self._codec.header(frames)
@@ -162,8 +175,16 @@ class RpcServer:
                 logger.exception("%s: request %d failed", self._name, request_id)
                 self.post(Caller(client, request_id, None, self), Failure(ErrorInfo.of(error)))
 
-    def _check_epoch(self, header: Header, request: Request) -> None:
-        if header.epoch != self.epoch and not isinstance(request, Hello):
+    def _probe(self) -> None:
+        """A connection ended; ZeroMQ does not say whose. A reply to no request reaches every client but the gone."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+        for client in self._clients:
+            self._outbox.append((Caller(client, 0, None, self), Done()))
+
+    def _check_epoch(self, header: Header, request: Any) -> None:
+        if header.epoch != self.epoch and not isinstance(request, self._hello):
             raise PeerLost(
                 f"instance {self._name} restarted: the request is for epoch {header.epoch}, this is {self.epoch}; "
                 "connect again",
@@ -185,7 +206,9 @@ class RpcServer:
             except zmq.ZMQError as error:
                 if error.errno not in (errno.EHOSTUNREACH, zmq.EAGAIN):
                     raise
-                on_gone(caller.client)
+                if caller.client in self._clients:
+                    self._clients.discard(caller.client)
+                    on_gone(caller.client)
 
 
 def _bind_error(error: zmq.ZMQError, listen: str, setting: str) -> PoolweaveError:

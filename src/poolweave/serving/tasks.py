@@ -73,6 +73,9 @@ class Task:
         """The last reply to a request that was cancelled before it began."""
         return Finished(finish_reason="cancelled")
 
+    def give_up(self) -> None:
+        """It was cancelled: end what it waits for, where the answer needs that. Any thread; harmless twice."""
+
     def release(self) -> None:
         """Give back every block; idempotent."""
         if self.sequence is not None:
@@ -122,6 +125,8 @@ class PrefillTask(Task):
     def __init__(self, workplace: Workplace, caller: Caller, job: Job, decode: str) -> None:
         super().__init__(workplace, caller, job)
         self._decode = decode
+        self._transfer: Transfer | None = None
+        self._given_up = False
 
     def begin(self) -> Sequence:
         sequence = super().begin()
@@ -129,11 +134,24 @@ class PrefillTask(Task):
         return sequence
 
     def end(self) -> Prefilled:
-        reason = self._reason(self.finished_sequence)
+        reason = "cancelled" if self._given_up else self._reason(self.finished_sequence)
         if reason is not None:
             return Prefilled(cached_tokens=self.cached_tokens, sent=Sent(), finish_reason=reason)
-        sent = self.wait(self.flow.hand_over(self.pool, self.computed(), self._decode, _tag(self.job)))
+        self._transfer = self.flow.hand_over(self.pool, self.computed(), self._decode, tag_of(self.job.request))
+        if self._given_up:  # just now: one of the two sees the other
+            self._transfer.cancel()
+        try:
+            sent = self.wait(self._transfer)
+        except PoolweaveError:
+            if not self._given_up:
+                raise
+            return self.cancelled()
         return Prefilled(cached_tokens=self.cached_tokens, sent=sent)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if self._transfer is not None:
+            self._transfer.cancel()
 
     def cancelled(self) -> Prefilled:
         return Prefilled(cached_tokens=0, sent=Sent(), finish_reason="cancelled")
@@ -157,7 +175,7 @@ class DecodeTask(Task):
 
     def begin(self) -> Sequence:
         prompt = self.job.prompt().tolist()
-        with self.pool.receive(_tag(self.job), timeout=self.patience()) as arrival:
+        with self.pool.receive(tag_of(self.job.request), timeout=self.patience()) as arrival:
             blocks = arrival.take()
         self.sequence = Sequence(
             request_id=self.job.request,
@@ -209,6 +227,6 @@ class CompleteTask(Task):
         return Finished(finish_reason=reason, cached_tokens=self.cached_tokens)
 
 
-def _tag(job: Job) -> bytes:
+def tag_of(request: str) -> bytes:
     """Under which the prompt's KV crosses; a request's name is unique, so its tag is."""
-    return job.request.encode()
+    return request.encode()
