@@ -4,6 +4,7 @@ from poolweave.mempool.arena import Arena, ArenaStats
 from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.catalogue import Indexed
 from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.following import Following
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.pool import MemPool
 from poolweave.mempool.received import Received
@@ -13,6 +14,7 @@ __all__ = [
     "Arena",
     "ArenaStats",
     "Blocks",
+    "Following",
     "Hit",
     "Indexed",
     "MemPool",

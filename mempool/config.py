@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poolweave.errors import ConfigError
+from poolweave.index import Identity
 from poolweave.mempool.arena import Wanted, wanted
-from poolweave.transfer import TransferConfig
+from poolweave.transfer import KVLayout, TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,12 @@ class PoolConfig:
     high_watermark: float | None = None
     copy_threads: int = 2
     transfer: TransferConfig | None = None
+
+    def identity(self, layout: KVLayout) -> Identity:
+        """What a pool of `layout` holds unless a namespace says more: a shard's prefixes are its whole model's."""
+        shard = self.transfer.shard if self.transfer is not None else None
+        whole = layout if shard is None else shard.cut.layout
+        return Identity(layout=whole.fingerprint(), dtype=layout.dtype)
 
     def __post_init__(self) -> None:
         if self.page_bytes < 4096 or self.page_bytes & (self.page_bytes - 1):

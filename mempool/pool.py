@@ -23,6 +23,7 @@ from poolweave.mempool.assembly import build_space
 from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.catalogue import Catalogue, Indexed
 from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.following import Following
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.links import Links
 from poolweave.mempool.name_lock import NameLock
@@ -78,7 +79,7 @@ class MemPool:
         self._resizer = Resizer(self._space, self._reclaimer)
         self._allocator = Allocator(self._space, self._reclaimer, self._resizer)
         self._watched = (self._resizer.draining, self._allocator.waiters.turns)  # empty: nobody waits for blocks
-        self._catalogue = Catalogue(self._space, Identity(layout=layout.fingerprint(), dtype=layout.dtype))
+        self._catalogue = Catalogue(self._space, config.identity(layout))
         self._store = PoolStore(self._space, self._catalogue, self._allocator)
         self._links = Links(self.instance, self._store, self._catalogue, config.transfer)
         self._sweeper: Sweeper | None = None
@@ -263,24 +264,24 @@ class MemPool:
 
     def transfer(
         self, peer: str, blocks: BlocksLike, *, tag: bytes, num_tokens: int | None = None,
-        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False,
+        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False, growing: bool = False,
     ) -> Transfer:  # fmt: skip
         """Send sealed blocks to `peer`, whose receive(tag) gets them. They stay lent until the Transfer is done.
 
         `num_tokens` says how many tokens are valid (None: all). The receiver allocates in the tiers of `on_demand`, or
-        uses what `dst` set aside there. `private`: the copy is the receiver's alone, it will not offer it on. Raises
-        UnknownPeer, NotSealed, DuplicateTransfer, ...; what happens later is told by the Transfer.
+        uses what `dst` set aside there. `private`: the copy is the receiver's alone, it will not offer it on.
+        `growing`: the blocks are still computed; Transfer.ready() says what is sealed, and that is pulled at once.
+        Raises UnknownPeer, NotSealed, DuplicateTransfer, ...; what happens later is told by the Transfer.
         """
         handles = self._handles(blocks)
-        shipment = Shipment(
+        return self._links.engine.offer(peer, Shipment(
             blocks=handles, num_tokens=self._links.whole(handles, num_tokens), tag=tag, private=private,
-            on_demand=on_demand if dst is None else None, dst=dst,
-        )  # fmt: skip
-        return self._links.engine.offer(peer, shipment)
+            on_demand=on_demand if dst is None else None, dst=dst, growing=growing,
+        ))  # fmt: skip
 
     def transfer_with_insert(
         self, peer: str, blocks: BlocksLike, tokens: TokenIds, ns: int | None = None, *, tag: bytes = b"",
-        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False,
+        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False, growing: bool = False,
     ) -> Transfer:  # fmt: skip
         """Send the blocks of `tokens`, of which `peer` pulls what it lacks, and let it index them: one exchange.
 
@@ -289,11 +290,10 @@ class MemPool:
         """
         handles = self._handles(blocks)
         prompt, identity = self._links.prompt(as_tokens(tokens), handles, ns)
-        shipment = Shipment(
+        return self._links.engine.offer(peer, Shipment(
             blocks=handles, num_tokens=len(prompt), tag=tag, tokens=prompt, identity=identity, insert=True,
-            private=private, on_demand=on_demand if dst is None else None, dst=dst,
-        )  # fmt: skip
-        return self._links.engine.offer(peer, shipment)
+            private=private, on_demand=on_demand if dst is None else None, dst=dst, growing=growing,
+        ))  # fmt: skip
 
     def receive(self, tag: bytes, timeout: float | None = None) -> Received:
         """Wait for what was sent under `tag`. Close the result, best by `with`, or take() its blocks.
@@ -306,6 +306,13 @@ class MemPool:
     def discard(self, tag: bytes) -> None:
         """Nobody will receive `tag`: its blocks are freed, now or when it arrives within a lease. Does not wait."""
         self._links.engine.discard(tag)
+
+    def follow(self, tag: bytes, timeout: float | None = None) -> Following:
+        """Wait until the growing transfer `tag` begins, to read its blocks layer by layer while they come.
+
+        Close the result; receive() still hands over the whole. Raises TransferTimeout after `timeout` seconds.
+        """
+        return Following(self, self._links.engine.follow(tag, timeout), self._epoch)
 
     def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
         """Set blocks aside at `peer` for one transfer's `dst`; unused ones go back there when the lease ends."""

@@ -63,6 +63,13 @@ class ArrivalBook:
                 self._remove(entry)
             self._entries[tag] = _Entry(tag, owner, deadline)
 
+    def extend(self, tag: bytes, owner: object, deadline: float) -> None:
+        """What is being pulled is kept until `deadline` once it is there."""
+        with self._lock:
+            entry = self._find(tag, owner)
+            if entry is not None and entry.arrival is None and entry.error is None:
+                entry.deadline = deadline
+
     def settle(
         self, tag: bytes, owner: object, arrival: Arrival, taken_back: Callable[[], bool] = lambda: False
     ) -> bool:

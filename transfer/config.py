@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from poolweave.errors import ConfigError
 from poolweave.transfer.addresses import SCHEMES, Address
+from poolweave.transfer.resharding import Shard
 from poolweave.transfer.transports.inproc import Exchange
 
 
@@ -17,6 +18,7 @@ class TransferConfig:
     `listen`: "shm", "tcp" (any free port of the loopback), "inproc", or whole addresses; several may be given.
     `advertise`: the tcp://host:port by which peers reach this instance, where it differs from what it listens on.
     `secret`: authenticates all control frames; the same on all instances, or on none.
+    `shard`: which part of a model this instance's pool holds, where it is cut over several; None: all of it.
     """
 
     listen: str | Sequence[str] = "shm"
@@ -31,6 +33,7 @@ class TransferConfig:
     copy_threads: int = 2  # a large copy
     connections: int = 2  # data connections to a peer (tcp)
     max_in_flight_bytes: int = 4 << 30  # to one peer; further offers wait for their turn
+    shard: Shard | None = None
 
     def __post_init__(self) -> None:
         for name in ("lease_s", "connect_timeout_s", "stall_s"):

@@ -6,32 +6,25 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
-from poolweave.errors import ConfigError
+from poolweave.errors import ConfigError, LayoutMismatch
 from poolweave.transfer.addresses import Address
+from poolweave.transfer.arriving import Arriving
 from poolweave.transfer.config import TransferConfig
 from poolweave.transfer.door import Door
 from poolweave.transfer.leases import LeaseTable
 from poolweave.transfer.loop import Loop
-from poolweave.transfer.receiver import Receiver, ReceiverStats
+from poolweave.transfer.receiver import Receiver
 from poolweave.transfer.regions import OwnMemory
-from poolweave.transfer.sender import Sender, SenderSettings, SenderStats
+from poolweave.transfer.resharding import Cut, Shard
+from poolweave.transfer.sender import Sender, SenderSettings
 from poolweave.transfer.shipment import Arrival, Reservation, Shipment, Transfer
+from poolweave.transfer.stats import TransferStats
 from poolweave.transfer.store import BlockStore
 from poolweave.transfer.transport import Home, Limits, Transport
 from poolweave.transfer.transports import TRANSPORTS
 from poolweave.types import Tier
-
-
-@dataclass(frozen=True, slots=True)
-class TransferStats:
-    """Counts of both directions since the start, and what is open now."""
-
-    epoch: int
-    sending: SenderStats
-    receiving: ReceiverStats
 
 
 class TransferEngine:
@@ -61,6 +54,7 @@ class TransferEngine:
             memory=OwnMemory(store.layout, store.regions()),
             leases=leases,
             limits=limits,
+            shard=_shard(config, store),
             exchange=config.exchange,
         )
         self._loop = Loop(f"poolweave-transfer-{instance}", self._tick)
@@ -141,6 +135,13 @@ class TransferEngine:
         """Nobody will receive `tag`: drop what arrived under it, and what does within a lease. Does not wait."""
         self._receiver.discard(tag, time.monotonic() + self._config.lease_s)
 
+    def follow(self, tag: bytes, timeout: float | None = None) -> Arriving:
+        """Wait until the growing transfer `tag` has begun, and look at its blocks while they come. For one follower.
+
+        Raises TransferTimeout after `timeout` seconds, InstanceClosed. receive() still hands the whole over at the end.
+        """
+        return Arriving(self._receiver.assembler, self._receiver.assembler.follow(tag, timeout))
+
     def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
         """Set blocks aside at `peer` for one transfer's `dst`; they go back there after `lease_s`.
 
@@ -206,3 +207,17 @@ class TransferEngine:
 
     def _advertised(self, address: Address) -> str:
         return self._config.advertise if address.scheme == "tcp" and self._config.advertise else str(address)
+
+
+def _shard(config: TransferConfig, store: BlockStore) -> Shard:
+    """What the store holds of its model. Raises LayoutMismatch when the settings say another thing than its layout."""
+    if config.shard is None:
+        return Cut.whole(store.layout)
+    ours, theirs = store.layout.fingerprint(), config.shard.layout.fingerprint()
+    if ours != theirs:
+        raise LayoutMismatch(
+            f"shard {config.shard.seat} of this model is {theirs}, the pool stores {ours}; give it that shard's layout",
+            ours=ours,
+            theirs=theirs,
+        )
+    return config.shard

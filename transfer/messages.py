@@ -2,6 +2,7 @@
 
 A connection opens with Hello -> Welcome (or Refused). Then the side that dialled offers, the other pulls and answers:
     Offer -> Progress* -> Confirm | Failed        Cancel ends an offer from the offering side
+    growing Offer, Ready+ -> Confirm | Failed     what is sealed is told stretch by stretch
     Reserve -> Reserved | Failed                  Unreserve gives a reservation back
 Arrays travel as little-endian bytes. Source: MemServe §4.4 (transfer steps).
 """
@@ -18,6 +19,10 @@ from poolweave.errors import PoolweaveError, ProtocolError, TransferFailed
 MAX_NAME = 256
 MAX_TAG = 1024
 MAX_BLOCKS = 1 << 20
+MAX_STEPS = 1 << 14  # stretches of one growing offer
+MAX_SHARDS = 1 << 10
+
+Seat = tuple[int, int, int, int]  # tp, pp, stage, rank: which shard of the model an instance holds
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -47,12 +52,14 @@ class Hello(_Message, frozen=True, tag="hello"):
     epoch: int
     peer: str  # whom the dialling side means to reach
     nonce: bytes
-    fingerprint: str  # KVLayout.fingerprint()
+    fingerprint: str  # KVLayout.fingerprint() of the whole model
     scheme: str
     data_address: str  # where the listening side opens data connections (tcp), else ""
     spaces: tuple[Space, ...]
+    seat: Seat = (1, 1, 0, 0)
 
     def __post_init__(self) -> None:
+        _check_seat(self.seat)
         _check(len(self.instance) <= MAX_NAME and len(self.peer) <= MAX_NAME, "a name is too long")
         _check(len(self.nonce) == 16, "the nonce is not 16 bytes")
         _check(len(self.spaces) <= 8, "too many tiers")
@@ -75,8 +82,10 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     instance: str
     epoch: int
     nonce: bytes
+    seat: Seat = (1, 1, 0, 0)
 
     def __post_init__(self) -> None:
+        _check_seat(self.seat)
         _check(len(self.nonce) == 16, "the nonce is not 16 bytes")
 
 
@@ -89,7 +98,10 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class Offer(_Message, frozen=True, tag="offer"):
-    """Leased blocks that the receiver may pull: their places, tokens and checksums (xxh3, one a block, or none)."""
+    """Leased blocks that the receiver may pull: their places, tokens and checksums (xxh3, one a block, or none).
+
+    Of a `growing` one nothing may be pulled before a Ready names it, with the checksums.
+    """
 
     offer: int
     nonce: int
@@ -106,6 +118,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     private: bool
     on_demand: int  # Tier value, 0: `reservation`
     reservation: int
+    growing: bool = False
 
     def __post_init__(self) -> None:
         count = self.num_blocks
@@ -130,13 +143,38 @@ class Offer(_Message, frozen=True, tag="offer"):
             )
 
 
+class Ready(_Message, frozen=True, tag="ready"):
+    """Layers of blocks of a growing offer are sealed: pull them. Steps count from 1; checksums as in Offer, of what
+    the receiver's shard needs of this stretch.
+    """
+
+    offer: int
+    step: int
+    first_block: int
+    end_block: int
+    first_layer: int
+    end_layer: int
+    checksums: bytes
+
+    def __post_init__(self) -> None:
+        count = self.end_block - self.first_block
+        _check(0 < self.step <= MAX_STEPS and self.offer > 0, "a step outside its offer")
+        _check(self.first_block >= 0 and 0 < count <= MAX_BLOCKS, "a stretch without blocks")
+        _check(0 <= self.first_layer < self.end_layer < 2**20, "a stretch without layers")
+        _check(len(self.checksums) in (0, 8 * count), "checksums that do not fit the stretch")
+
+
 class Confirm(_Message, frozen=True, tag="confirm"):
-    """All blocks are valid at the receiver: `pulled_blocks` were moved, the others were there."""
+    """All blocks are valid at the receiver: `pulled_blocks` were moved, the others were there.
+
+    `early_nbytes` of the bytes came before the last stretch of a growing offer was ready: while it was computed.
+    """
 
     offer: int
     pulled_blocks: int
     nbytes: int
     calls: int
+    early_nbytes: int = 0
 
 
 class Progress(_Message, frozen=True, tag="progress"):
@@ -181,7 +219,7 @@ class Unreserve(_Message, frozen=True, tag="unreserve"):
 
 Greeting = Union[Hello, DataHello]  # noqa: UP007
 Reply = Union[Welcome, Refused]  # noqa: UP007
-Request = Union[Offer, Cancel, Reserve, Unreserve]  # noqa: UP007  # dialling -> listening side
+Request = Union[Offer, Ready, Cancel, Reserve, Unreserve]  # noqa: UP007  # dialling -> listening side
 Answer = Union[Confirm, Progress, Failed, Reserved]  # noqa: UP007  # listening -> dialling side
 Message = Union[Greeting, Reply, Request, Answer]  # noqa: UP007
 
@@ -225,6 +263,11 @@ def revive(name: str, message: str, numbers: dict[str, int | str | None], peer: 
     if "peer" in kind.fields:
         known["peer"] = peer
     return kind(f"{peer}: {message}", **known)
+
+
+def _check_seat(seat: Seat) -> None:
+    tp, pp, stage, rank = seat
+    _check(0 <= stage < pp and 0 <= rank < tp and tp * pp <= MAX_SHARDS, "a shard that cannot be")
 
 
 def _check(condition: bool, problem: str) -> None:

@@ -9,16 +9,42 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 from poolweave.errors import DuplicateTransfer
+from poolweave.transfer._native import Extents, Window
+from poolweave.transfer.growth import Coverage, Stretch
 from poolweave.transfer.leases import NUM_SLOTS, SLOT_BITS, slot_of
 from poolweave.transfer.messages import Offer
+from poolweave.transfer.regions import OwnMemory
 from poolweave.transfer.shipment import Shipment, Transfer
 from poolweave.transfer.store import Loan
 
 _MOST_STALE = 64  # deadlines of ended offers that are kept beside twice the live ones
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stretch as it was told to the peer: `windows` of each of its blocks move; none: whole blocks."""
+
+    stretch: Stretch
+    windows: tuple[Window, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Growth:
+    """How far a growing offer is: what its owner sealed, and the `steps` of it that the peer was told.
+
+    `lock` is held while steps are made and told, one after the other; take it before the sender's.
+    """
+
+    coverage: Coverage
+    sealed: list[Stretch] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    num_told: int = 0  # of `sealed`: stretches that the peer needs nothing of make no step
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +64,16 @@ class OpenOffer:
     checksums: bytes = b""
     scheme: str = ""
     route: object = None  # the Peer it was made for: a name may be connected anew meanwhile
+    growth: Growth | None = None  # of a growing offer
+
+    def extents(self, memory: OwnMemory, step: int) -> Extents:
+        """The runs of all blocks, or of what a growing offer's step moves."""
+        if not step:
+            return memory.extents(self.loan.tiers, self.loan.slots)
+        assert self.growth is not None
+        one = self.growth.steps[step - 1]
+        rows = slice(one.stretch.first_block, one.stretch.end_block)
+        return memory.extents(self.loan.tiers[rows], self.loan.slots[rows], one.windows)
 
     def message(self) -> Offer:
         """What the receiver is told."""
@@ -58,6 +94,7 @@ class OpenOffer:
             private=shipment.private,
             on_demand=shipment.on_demand.value if shipment.on_demand is not None else 0,
             reservation=shipment.dst.number if shipment.dst is not None else 0,
+            growing=self.growth is not None,
         )
 
 

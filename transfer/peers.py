@@ -15,6 +15,8 @@ from poolweave.transfer.frames import greeting_key, session_keys
 from poolweave.transfer.link import Link, is_temporary
 from poolweave.transfer.loop import Loop
 from poolweave.transfer.messages import REPLIES, Hello, Refused, Welcome, decode, encode, revive
+from poolweave.transfer.resharding import Route, Shard, route_between
+from poolweave.transfer.transport import Limits
 
 _RETRY_S = 0.01
 _log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class Peer:
     link: Link | None = None
     ready: bool = False
     epoch: int = 0
+    route: Route | None = None  # what of our shard the peer's shard needs; None: nothing
     scheme: str = ""  # of the connection made last
     tried: int = 0  # addresses of this round of dialling
     deadline: float = math.inf  # of the dial under way
@@ -55,10 +58,11 @@ class DialHooks:
 class Dialer:
     """Makes and greets connections. All calls on the loop's thread, or when it has stopped."""
 
-    def __init__(self, loop: Loop, secret: bytes | None, timeout_s: float, hooks: DialHooks) -> None:
+    def __init__(self, loop: Loop, limits: Limits, shard: Shard, hooks: DialHooks) -> None:
         self._loop = loop
-        self._secret = secret
-        self._timeout_s = timeout_s
+        self._shard = shard
+        self._secret = limits.secret
+        self._timeout_s = limits.connect_timeout_s
         self._hooks = hooks
         self._busy: set[Peer] = set()  # dials under way
 
@@ -136,6 +140,7 @@ class Dialer:
             self._welcome(peer, link, reply)
 
     def _welcome(self, peer: Peer, link: Link, reply: Welcome) -> None:
+        peer.route = route_between(self._shard, self._shard.seated(reply.seat))
         keys = session_keys(self._secret, peer.nonce, reply.nonce) if self._secret is not None else (None, None)
         link.rekey(*keys)
         peer.epoch, peer.deadline, peer.ready = reply.epoch, math.inf, True

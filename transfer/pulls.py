@@ -13,11 +13,12 @@ from poolweave.transfer import messages
 from poolweave.transfer._native import Abort, Outcome
 from poolweave.transfer.link import Link
 from poolweave.transfer.messages import encode
+from poolweave.transfer.resharding import Route, Shard
 from poolweave.transfer.store import Placement
 from poolweave.transfer.transport import Home, PullSlice, Source
 from poolweave.types import UInt64Array
 
-_SLICE_BYTES = 64 << 20  # a longer pull reports its progress after each
+SLICE_BYTES = 64 << 20  # a longer pull reports its progress after each
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +28,16 @@ class Session:
     peer: str
     link: Link
     source: Source
+    shard: Shard  # what the peer's memory holds of the model
+    route: Route | None  # what of it is ours too; None: we have no use for its blocks
+    num_parts: int  # peers whose shards make up one arrival here
     jobs: dict[int, Job] = field(default_factory=dict)
     lost: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """The peer's blocks are just what ours are."""
+        return self.num_parts == 1 and self.route is not None and self.route.is_whole
 
     def tell(self, answer: messages.Answer) -> None:
         """Best effort: a sender that is gone knows by the same loss."""
@@ -52,6 +61,11 @@ class Job:
     def owner(self) -> tuple[Session, int]:
         return self.session, self.offer.offer
 
+    @property
+    def num_fresh(self) -> int:
+        """Blocks that are pulled."""
+        return len(self.placement.fresh) if self.placement is not None else 0
+
 
 def pull(home: Home, job: Job) -> None:
     """Move the blocks that the placement lacks into place and check them; a long pull tells its progress.
@@ -63,7 +77,7 @@ def pull(home: Home, job: Job) -> None:
         return
     held, count = len(placement.held), len(placement.fresh)
     hashes = np.empty(count, np.uint64) if offer.checksums else None
-    step = max(1, _SLICE_BYTES // home.memory.layout.block_bytes)
+    step = max(1, SLICE_BYTES // home.memory.layout.block_bytes)
     for first in range(0, count, step):
         end = min(count, first + step)
         target = home.memory.extents(placement.tiers[first:end], placement.slots[first:end])
@@ -75,21 +89,22 @@ def pull(home: Home, job: Job) -> None:
             abort=job.abort,
             timeout_s=job.deadline - time.monotonic(),
         )
-        _pull_slice(job, part)
+        pull_slice(job.session, part)
         job.calls += target.num_coalesced
         if end < count:
             job.session.tell(messages.Progress(offer.offer, held + end, offer.num_blocks))
     if hashes is not None:
-        _verify(job, hashes, np.frombuffer(offer.checksums, np.uint64)[held:])
+        verify(job.session.peer, held, hashes, np.frombuffer(offer.checksums, np.uint64)[held:])
 
 
-def _pull_slice(job: Job, part: PullSlice) -> None:
-    peer = job.session.peer
+def pull_slice(session: Session, part: PullSlice) -> None:
+    """Move one slice. Raises TransferFailed, PeerLost; then nothing of it is valid."""
+    peer = session.peer
     where = f"blocks {part.first} to {part.first + part.target.num_blocks - 1}"
     try:
-        outcome = Outcome.ABORTED if job.abort.is_set else job.session.source.pull(part)
+        outcome = Outcome.ABORTED if part.abort.is_set else session.source.pull(part)
     except PoolweaveError as error:
-        if job.abort.is_set:
+        if part.abort.is_set:
             outcome = Outcome.ABORTED
         else:
             raise TransferFailed(
@@ -97,19 +112,20 @@ def _pull_slice(job: Job, part: PullSlice) -> None:
             ) from error
     if outcome == Outcome.DONE:
         return
-    if job.session.lost:
+    if session.lost:
         raise PeerLost(f"{peer} was lost while {where} were pulled", peer=peer, part=where, reason="lost")
     reason = "its lease ended" if outcome == Outcome.REVOKED else "it was cancelled"
     raise TransferFailed(f"pulling {where} from {peer} stopped: {reason}", peer=peer, part=where, reason="lease")
 
 
-def _verify(job: Job, got: UInt64Array, wanted: UInt64Array) -> None:
+def verify(peer: str, first_block: int, got: UInt64Array, wanted: UInt64Array) -> None:
+    """Raises TransferFailed naming the first block whose checksum differs; `got[0]` is that of `first_block`."""
     if got.tobytes() != wanted.tobytes():
         wrong = np.flatnonzero(got != wanted)
-        first = int(wrong[0]) + job.offer.num_blocks - len(got)
+        first = int(wrong[0]) + first_block
         raise TransferFailed(
-            f"{len(wrong)} of {len(got)} blocks from {job.session.peer} have wrong checksums, first block {first}",
-            peer=job.session.peer,
+            f"{len(wrong)} of {len(got)} blocks from {peer} have wrong checksums, first block {first}",
+            peer=peer,
             part=f"block {first}",
             reason="checksum",
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 
-from poolweave.errors import PoolweaveError
+from poolweave.errors import PoolweaveError, StaleEpoch, TransferFailed
 from poolweave.transfer.messages import Reserve
 from poolweave.transfer.peers import Peer
+from poolweave.transfer.shipment import Reservation
 from poolweave.types import Tier
 
 
@@ -67,3 +68,15 @@ class QuestionBook:
             mine = [q for q in self._open.values() if q.peer is peer and (q.sent or not only_sent)]
         for question in mine:
             self.answer(question.message.request, 0, error)
+
+
+def check_reservation(peer: Peer, dst: Reservation, num_blocks: int) -> None:
+    """Raises TransferFailed for a reservation elsewhere or too small, StaleEpoch for one of the peer's former life."""
+    if dst.peer != peer.name:
+        raise TransferFailed(f"this reservation is at {dst.peer}, not at {peer.name}", peer=peer.name, reason="dst")
+    if peer.epoch != dst.epoch:
+        raise StaleEpoch(f"{peer.name} has restarted since it gave this reservation; reserve again", peer=peer.name)
+    if num_blocks > dst.num_blocks:
+        raise TransferFailed(
+            f"{num_blocks} blocks do not fit a reservation of {dst.num_blocks}", peer=peer.name, reason="dst"
+        )

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,33 +28,23 @@ from poolweave.errors import (
 from poolweave.transfer import messages
 from poolweave.transfer._native import Abort
 from poolweave.transfer.arrivals import ArrivalBook
+from poolweave.transfer.assembler import Assembler, AssemblyHooks
+from poolweave.transfer.assembly import Assembly
 from poolweave.transfer.door import Door
 from poolweave.transfer.frames import session_keys
 from poolweave.transfer.link import Link
 from poolweave.transfer.messages import REQUESTS, decode, describe, encode
 from poolweave.transfer.pulls import Job, Session, pull
 from poolweave.transfer.reservations import ReservationBook
+from poolweave.transfer.resharding import routes_into
 from poolweave.transfer.shipment import Arrival, no_blocks
-from poolweave.transfer.store import BlockStore, Incoming
+from poolweave.transfer.stats import ReceiverStats
+from poolweave.transfer.store import BlockStore, Incoming, Placement
 from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier, UInt64Array
 
 _INLINE_BYTES = 1 << 20  # a pull up to this size runs on the loop's thread: a hop to another costs more
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiverStats:
-    """Counts since the start, and what is open now."""
-
-    sessions: int
-    pulling: int
-    unclaimed: int
-    reserved: int
-    done: int
-    failed: int
-    expired: int
-    bytes: int
 
 
 class Receiver:
@@ -72,6 +61,11 @@ class Receiver:
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix=f"poolweave-pull-{home.instance}")
         self._arrivals = ArrivalBook()
         self._reservations = ReservationBook(store)
+        hooks = AssemblyHooks(
+            place=self._placement, finish=self._finish_assembly, release=self._release_assembly, submit=self._submit,
+            count_failure=self._count_failure,
+        )  # fmt: skip
+        self.assembler = Assembler(home, self._arrivals, hooks, wake_by)
         self._sessions: set[Session] = set()
         self._never = Abort()
         self._closed = False
@@ -102,7 +96,8 @@ class Receiver:
     def tick(self, now: float) -> float:
         self._arrivals.expire(now)
         self._reservations.expire(now)
-        return min(self._arrivals.next_deadline(), self._reservations.next_deadline())
+        growing = self.assembler.tick(now)
+        return min(growing, self._arrivals.next_deadline(), self._reservations.next_deadline())
 
     def close(self) -> None:
         """Abort what is being pulled, drop what nobody claimed. Idempotent; not on the loop's thread."""
@@ -110,6 +105,7 @@ class Receiver:
         for session in list(self._sessions):
             for job in list(session.jobs.values()):
                 job.abort.set()
+        self.assembler.close()
         self._workers.shutdown(wait=True)
         self._arrivals.close()
         self._reservations.close()
@@ -124,7 +120,7 @@ class Receiver:
     def stats(self) -> ReceiverStats:
         return ReceiverStats(
             sessions=len(self._sessions),
-            pulling=sum(len(session.jobs) for session in list(self._sessions)),
+            pulling=sum(len(session.jobs) for session in list(self._sessions)) + self.assembler.num_open,
             unclaimed=self._arrivals.num_unclaimed,
             reserved=self._reservations.num_blocks,
             expired=self._arrivals.num_expired,
@@ -139,7 +135,8 @@ class Receiver:
     # --- greetings ---------------------------------------------------------------------------------------------
 
     def _greet_control(self, door: Door, link: Link, hello: messages.Hello, fds: list[int]) -> None:
-        ours = self._home.memory.layout.fingerprint()
+        shard = self._home.shard
+        ours = shard.cut.layout.fingerprint()
         try:
             if self._closed:
                 raise InstanceClosed(f"{self._home.instance} is closing")
@@ -151,17 +148,20 @@ class Receiver:
                     ours=ours,
                     theirs=hello.fingerprint,
                 )
+            theirs = shard.seated(hello.seat)
+            routes = routes_into(theirs.cut, shard)
             taken, fds = fds, []
-            source = self._transports[hello.scheme].attach(hello, taken)
+            source = self._transports[hello.scheme].attach(hello, taken, theirs.layout)
         finally:
             for fd in fds:
                 os.close(fd)
         nonce = secrets.token_bytes(16)
-        session = Session(hello.instance, link, source)
-        link.send(encode(messages.Welcome(self._home.instance, self._home.epoch, nonce)))
+        route = next((route for route in routes if route.source == theirs), None)
+        session = Session(hello.instance, link, source, theirs, route, len(routes))
+        link.send(encode(messages.Welcome(self._home.instance, self._home.epoch, nonce, shard.seat)))
         secret = self._home.limits.secret
-        theirs, mine = session_keys(secret, hello.nonce, nonce) if secret is not None else (None, None)
-        link.rekey(mine, theirs)
+        key, mine = session_keys(secret, hello.nonce, nonce) if secret is not None else (None, None)
+        link.rekey(mine, key)
         link.owner = session
         link.hand_over(self._on_frame, self._on_lost)
         self._sessions.add(session)
@@ -179,7 +179,12 @@ class Receiver:
         assert isinstance(session, Session)
         request = decode(REQUESTS, payload)
         if isinstance(request, messages.Offer):
-            self._take_offer(session, request)
+            if request.growing or not session.is_whole:
+                self.assembler.take(session, request)
+            else:
+                self._take_offer(session, request)
+        elif isinstance(request, messages.Ready):
+            self.assembler.take_ready(session, request)
         elif isinstance(request, messages.Cancel):
             self._take_cancel(session, request)
         elif isinstance(request, messages.Reserve):
@@ -196,6 +201,7 @@ class Receiver:
         session.lost = True
         for job in list(session.jobs.values()):
             job.abort.set()
+        self.assembler.lose(session)
         session.source.close()
         self._reservations.drop_all(session)
 
@@ -204,7 +210,8 @@ class Receiver:
         try:
             if offer.tag:
                 self._arrivals.announce(offer.tag, job.owner, job.deadline)
-            self._place(job)
+            job.placement = self._placement(session, offer)
+            job.nbytes = job.num_fresh * self._home.memory.layout.block_bytes
         except PoolweaveError as error:
             self._fail(job, error)
             return
@@ -222,11 +229,10 @@ class Receiver:
             job.abort.set()
             self._run(job)
 
-    def _place(self, job: Job) -> None:
-        offer = job.offer
+    def _placement(self, session: Session, offer: messages.Offer) -> Placement | None:
         if offer.num_blocks == 0:
-            return
-        reserved = self._reservations.blocks(job.session, offer.reservation) if offer.reservation else None
+            return None
+        reserved = self._reservations.blocks(session, offer.reservation) if offer.reservation else None
         incoming = Incoming(
             num_blocks=offer.num_blocks,
             num_tokens=offer.num_tokens,
@@ -237,12 +243,14 @@ class Receiver:
             on_demand=Tier(offer.on_demand) if offer.on_demand else None,
             reserved=reserved,
         )
-        job.placement = self._store.place(incoming)
-        job.nbytes = len(job.placement.fresh) * self._home.memory.layout.block_bytes
+        placement = self._store.place(incoming)
         if offer.reservation:
-            self._reservations.use(job.session, offer.reservation, len(job.placement.fresh))
+            self._reservations.use(session, offer.reservation, len(placement.fresh))
+        return placement
 
     def _take_cancel(self, session: Session, cancel: messages.Cancel) -> None:
+        if self.assembler.cancel(session, cancel.offer, _taken_back(session.peer)):
+            return
         job = session.jobs.get(cancel.offer)
         if job is not None:
             job.abort.set()  # it may have settled just now
@@ -276,8 +284,8 @@ class Receiver:
 
     def _succeed(self, job: Job, blocks: UInt64Array) -> None:
         offer, session = job.offer, job.session
-        pulled = len(job.placement.fresh) if job.placement is not None else 0
-        settled = not offer.tag or self._settle(job, blocks, pulled)
+        pulled = job.num_fresh
+        settled = not offer.tag or self._settle(job, blocks, lambda: job.abort.is_set)
         session.jobs.pop(offer.offer, None)
         if not settled:
             error = _taken_back(session.peer)
@@ -291,16 +299,50 @@ class Receiver:
             self._counts["bytes"] += job.nbytes
         session.tell(messages.Confirm(offer.offer, pulled, job.nbytes, job.calls))
 
-    def _settle(self, job: Job, blocks: UInt64Array, pulled: int) -> bool:
+    def _settle(self, job: Job | Assembly, blocks: UInt64Array, taken_back: Callable[[], bool]) -> bool:
         """Hand the blocks to who asks for the tag. False when it was withdrawn: then they are released."""
         offer = job.offer
         tokens = np.frombuffer(offer.tokens, np.int32) if offer.tokens is not None else None
-        arrival = Arrival(job.session.peer, offer.tag, blocks, offer.num_tokens, tokens, pulled, self._store.release)
-        if self._arrivals.settle(offer.tag, job.owner, arrival, lambda: job.abort.is_set):
+        arrival = Arrival(
+            job.owner[0].peer, offer.tag, blocks, offer.num_tokens, tokens, job.num_fresh, self._store.release
+        )
+        if self._arrivals.settle(offer.tag, job.owner, arrival, taken_back):
             self._wake_by(job.deadline)
             return True
         arrival.close()
         return False
+
+    # --- hooks of the assembler ----------------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[], None]) -> bool:
+        try:
+            self._workers.submit(work)
+        except RuntimeError:  # shut down meanwhile
+            return False
+        return True
+
+    def _finish_assembly(self, assembly: Assembly) -> bool:
+        offer = assembly.offer
+        blocks = self._store.commit(assembly.placement) if assembly.placement is not None else no_blocks()
+        self._arrivals.extend(offer.tag, assembly.owner, assembly.deadline)
+        if offer.tag and not self._settle(assembly, blocks, lambda: assembly.error is not None):
+            return False
+        if not offer.tag and len(blocks):
+            self._store.release(blocks)
+        with self._counting:
+            self._counts["done"] += 1
+            self._counts["bytes"] += sum(feed.nbytes for feed in assembly.feeds)
+        return True
+
+    def _release_assembly(self, assembly: Assembly) -> None:
+        if len(assembly.blocks):
+            self._store.release(assembly.blocks)
+
+    def _count_failure(self) -> None:
+        with self._counting:
+            self._counts["failed"] += 1
+
+    # --- the end of a pull that failed ---------------------------------------------------------------------------
 
     def _fail(self, job: Job, error: PoolweaveError) -> None:
         job.session.jobs.pop(job.offer.offer, None)
@@ -318,8 +360,7 @@ class Receiver:
         self._fail(job, TransferFailed(f"internal error at the receiver: {error!r}", reason="internal"))
 
     def _answer_failure(self, job: Job, error: PoolweaveError) -> None:
-        with self._counting:
-            self._counts["failed"] += 1
+        self._count_failure()
         job.session.tell(messages.Failed(job.offer.offer, *describe(error)))
 
 

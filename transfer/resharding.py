@@ -50,6 +50,11 @@ class Cut:
         """False when every tensor rank holds all heads."""
         return self.layout.parts[0].shard == "split"
 
+    @classmethod
+    def whole(cls, layout: KVLayout) -> Shard:
+        """The one shard of a model that is not cut."""
+        return cls(layout=layout).shards[0]
+
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
         """All shards, pipeline rank by pipeline rank."""
@@ -86,6 +91,16 @@ class Shard:
         parts = tuple(replace(part, heads=heads) for part in whole.parts)
         return replace(whole, num_layers=len(self.layers), kv_heads=heads, parts=parts)
 
+    @property
+    def seat(self) -> tuple[int, int, int, int]:
+        """(tp, pp, stage, rank): what names this shard to those who know the model."""
+        return self.cut.tp, self.cut.pp, self.stage, self.rank
+
+    def seated(self, seat: tuple[int, int, int, int]) -> Shard:
+        """The shard of that seat of this model. Raises ConfigError for a cut that cannot be."""
+        tp, pp, stage, rank = seat
+        return Shard(replace(self.cut, tp=tp, pp=pp), stage, rank)
+
     def window(self, layers: range, heads: range) -> Window:
         """Where these layers and heads of the whole model lie in a block of this shard."""
         parts, head_bytes = len(self.cut.layout.parts), self.cut.layout.head_dim * self.cut.layout.dtype_bytes
@@ -112,6 +127,23 @@ class Route:
         return self.source.window(self.layers, self.heads), self.target.window(self.layers, self.heads)
 
     @property
+    def is_whole(self) -> bool:
+        """Both ends hold just these layers and heads: blocks move as they are."""
+        return all((end.layers, end.heads) == (self.layers, self.heads) for end in (self.source, self.target))
+
+    @property
+    def source_layers(self) -> range:
+        """Its layers as the source shard counts its own."""
+        first = self.source.layers.start
+        return range(self.layers.start - first, self.layers.stop - first)
+
+    def within(self, layers: range) -> Route | None:
+        """The part of it in these layers, counted from the source shard's first; None when there is none."""
+        first = self.source.layers.start
+        both = _overlap(range(first + layers.start, first + layers.stop), self.layers)
+        return replace(self, layers=both) if len(both) else None
+
+    @property
     def block_bytes(self) -> int:
         layout = self.source.cut.layout
         tokens = len(self.layers) * len(layout.parts) * layout.block_tokens
@@ -123,21 +155,29 @@ def plan(source: Cut, target: Cut) -> tuple[Route, ...]:
 
     Orders may differ. Raises LayoutMismatch when the two cut different models. Cost O(shards of both, multiplied).
     """
-    ours, theirs = source.layout.fingerprint(), target.layout.fingerprint()
+    return tuple(route for shard in target.shards for route in routes_into(source, shard))
+
+
+def routes_into(source: Cut, target: Shard) -> tuple[Route, ...]:
+    """The routes of plan() that fill one shard. Raises LayoutMismatch."""
+    ours, theirs = source.layout.fingerprint(), target.cut.layout.fingerprint()
     if ours != theirs:
         raise LayoutMismatch(f"{ours} cannot be cut into {theirs}: not the same KV", ours=ours, theirs=theirs)
     routes = []
-    for shard in target.shards:
-        for stage in range(source.pp):
-            row = source.shards[stage * source.tp : (stage + 1) * source.tp]
-            layers = _overlap(row[0].layers, shard.layers)
-            routes += [
-                Route(holder, shard, layers, heads) for holder, heads in _holders(source, row, shard) if len(layers)
-            ]
+    for stage in range(source.pp):
+        row = source.shards[stage * source.tp : (stage + 1) * source.tp]
+        layers = _overlap(row[0].layers, target.layers)
+        if len(layers):
+            routes += [Route(holder, target, layers, heads) for holder, heads in _holders(row, target)]
     return tuple(routes)
 
 
-def _holders(source: Cut, row: Iterable[Shard], target: Shard) -> list[tuple[Shard, range]]:
+def route_between(source: Shard, target: Shard) -> Route | None:
+    """What `source` sends to `target`; None when others send all that it needs. Raises LayoutMismatch."""
+    return next((route for route in routes_into(source.cut, target) if route.source == source), None)
+
+
+def _holders(row: Iterable[Shard], target: Shard) -> list[tuple[Shard, range]]:
     """One source rank for each run of heads that `target` needs; of equal holders, by the target's rank."""
     by_heads: dict[range, list[Shard]] = {}
     for shard in row:

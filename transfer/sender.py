@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from poolweave.errors import (
     InstanceClosed,
     PoolweaveError,
-    StaleEpoch,
     TransferFailed,
     TransferTimeout,
     UnknownPeer,
@@ -25,13 +24,15 @@ from poolweave.errors import (
 from poolweave.transfer import messages
 from poolweave.transfer.addresses import Address
 from poolweave.transfer.checksums import ChecksumCache
+from poolweave.transfer.growing import Grower
 from poolweave.transfer.link import Link
 from poolweave.transfer.loop import Loop
 from poolweave.transfer.messages import ANSWERS, decode, encode, revive
 from poolweave.transfer.offers import OfferBook, OpenOffer
 from poolweave.transfer.peers import Dialer, DialHooks, Peer
-from poolweave.transfer.questions import QuestionBook
+from poolweave.transfer.questions import QuestionBook, check_reservation
 from poolweave.transfer.shipment import Reservation, Shipment, Transfer
+from poolweave.transfer.stats import SenderStats
 from poolweave.transfer.store import BlockStore, Loan
 from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier
@@ -49,20 +50,6 @@ class SenderSettings:
     data_address: Callable[[socket.socket], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SenderStats:
-    """Counts since the start, and what is open now. `transports`: by peer, the transport asked for and in use."""
-
-    open_offers: int
-    waiting_offers: int
-    done: int
-    failed: int
-    expired: int
-    cancelled: int
-    bytes: int
-    transports: Mapping[str, tuple[str, str]]
-
-
 class Sender:
     """Thread-safe. Its hooks and tick() run on the loop's thread; the store is never called under its lock."""
 
@@ -75,8 +62,9 @@ class Sender:
         self._transports = transports
         self._settings = settings
         self._checksums = ChecksumCache(home.memory, home.limits.copy_threads)
+        self._grower = Grower(home, store, self._checksums if settings.checksums else None, self._tell_ready)
         hooks = DialHooks(self._hello, self._on_ready, self._on_frame, self._on_failed, self._on_lost)
-        self._dialer = Dialer(loop, home.limits.secret, home.limits.connect_timeout_s, hooks)
+        self._dialer = Dialer(loop, home.limits, home.shard, hooks)
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
         self._book = OfferBook(settings.max_in_flight_bytes)
@@ -106,8 +94,8 @@ class Sender:
         """Lend the blocks and offer them. Raises what lend() raises, UnknownPeer, DuplicateTransfer, StaleEpoch."""
         peer = self._peer(name)
         if shipment.dst is not None:
-            _check_reservation(peer, shipment.dst, len(shipment.blocks))
-        loan = self._store.lend(shipment.blocks)
+            check_reservation(peer, shipment.dst, len(shipment.blocks))
+        loan = self._store.lend(shipment.blocks, unsealed=shipment.growing)
         try:
             offer = self._prepare(peer, shipment, loan, priority)
             with self._lock:
@@ -157,7 +145,7 @@ class Sender:
             return min(dials, self._book.next_deadline())
 
     def close(self) -> None:
-        """Take everything back. Idempotent. The links are closed by hang_up_all(), once the loop has stopped."""
+        """Take everything back. Idempotent. hang_up_all() closes the links, once the loop has stopped."""
         with self._lock:
             self._closed = True
             peers = list(self._peers.values())
@@ -187,7 +175,7 @@ class Sender:
     def _prepare(self, peer: Peer, shipment: Shipment, loan: Loan, priority: int) -> OpenOffer:
         lease_s = shipment.lease_s if shipment.lease_s is not None else self._settings.lease_s
         checksums = b""
-        if self._settings.checksums and len(loan.blocks):
+        if self._settings.checksums and len(loan.blocks) and not shipment.growing:
             num_whole = shipment.num_tokens // self._home.memory.layout.block_tokens
             checksums = self._checksums.of_loan(loan, num_whole).tobytes()
         offer = OpenOffer(
@@ -202,36 +190,54 @@ class Sender:
             checksums=checksums,
             nonce=secrets.randbits(63),
             route=peer,
+            growth=self._grower.begin(len(loan.blocks)) if shipment.growing else None,
         )
         offer.transfer._on_cancel = functools.partial(self._cancel, offer)
+        offer.transfer._on_ready = functools.partial(self._grower.ready, offer)
         return offer
 
     def _pump(self, peer: Peer) -> None:
         """Send what may go now; dial when there is no connection."""
-        failed: list[tuple[OpenOffer, PoolweaveError]] = []
+        launched: list[tuple[OpenOffer, PoolweaveError | None]] = []
         with self._lock:
             if self._peers.get(peer.name) is not peer:
                 return  # disconnected meanwhile: what was on its way has failed, and nobody would close a new link
             if peer.ready:
                 for question in self._questions.unsent(peer):
                     question.sent = self._tell(peer, question.message)
-                while (offer := self._book.admit(peer.name)) is not None:
-                    try:
-                        if not self._launch(peer, offer):
-                            break
-                    except PoolweaveError as problem:
-                        failed.append((offer, problem))
-                    except Exception as problem:  # noqa: BLE001  # this offer fails alone
-                        failed.append((offer, TransferFailed(f"internal error: {problem!r}", reason="internal")))
+                launched = self._launch_all(peer)
             else:
                 self._loop.call_soon(lambda: self._dialer.dial(peer))
-        for offer, error in failed:
-            self._finish(offer, error)
+        for offer, error in launched:
+            if error is not None:
+                self._finish(offer, error)
+            elif peer.route is None:  # other ranks send all that it needs
+                self._finish(offer, messages.Confirm(offer.number, 0, 0, 0))
+            else:
+                self._grower.tell(offer)
+
+    def _launch_all(self, peer: Peer) -> list[tuple[OpenOffer, PoolweaveError | None]]:
+        """Launch what may go now; what failed, with its error. Under the lock."""
+        done: list[tuple[OpenOffer, PoolweaveError | None]] = []
+        while (offer := self._book.admit(peer.name)) is not None:
+            try:
+                if not self._launch(peer, offer):
+                    break
+                done.append((offer, None))
+            except PoolweaveError as problem:
+                done.append((offer, problem))
+            except Exception as problem:  # noqa: BLE001  # this offer fails alone
+                done.append((offer, TransferFailed(f"internal error: {problem!r}", reason="internal")))
+        return done
 
     def _launch(self, peer: Peer, offer: OpenOffer) -> bool:
         """False when the connection turned out to be gone: the offer waits for the next one."""
         link = peer.link  # the loop's thread may take it away meanwhile
         offer.scheme = peer.scheme
+        if peer.route is None:
+            return True
+        if offer.growth is None and not peer.route.is_whole:
+            offer.growth, offer.checksums = self._grower.begin_whole(len(offer.loan.blocks)), b""
         now = time.monotonic()
         if offer.deadline - now < _FRESH * offer.lease_s:  # it waited: its lease begins now
             self._book.extend(offer, now + offer.lease_s)
@@ -271,7 +277,7 @@ class Sender:
             if isinstance(end, PoolweaveError):
                 offer.transfer._fail(end)
             else:
-                offer.transfer._succeed(end.pulled_blocks, end.nbytes, end.calls)
+                offer.transfer._succeed(end.pulled_blocks, end.nbytes, end.calls, end.early_nbytes)
         if waiting and peer is not None and not self._closed:
             self._pump(peer)
         return True
@@ -288,10 +294,8 @@ class Sender:
             self._counts["expired" if reason == "lease" else "cancelled"] += 1
 
     def _cancel(self, offer: OpenOffer) -> bool:
-        ended = self._finish(
-            offer, TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
-        )
-        return ended
+        error = TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
+        return self._finish(offer, error)
 
     def _abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool = False) -> None:
         with self._lock:
@@ -308,7 +312,8 @@ class Sender:
             epoch=self._home.epoch,
             peer=peer.name,
             nonce=peer.nonce,
-            fingerprint=self._home.memory.layout.fingerprint(),
+            fingerprint=self._home.shard.cut.layout.fingerprint(),
+            seat=self._home.shard.seat,
             scheme=peer.scheme,
             data_address=self._settings.data_address(link.sock) if peer.scheme == "tcp" else "",
             spaces=self._home.memory.spaces,
@@ -360,6 +365,17 @@ class Sender:
             return False  # the loss is reported by the link itself
         return True
 
+    def _tell_ready(self, offer: OpenOffer, ready: messages.Ready) -> bool:
+        """False when the offer has ended or its connection is gone."""
+        peer = offer.route
+        assert isinstance(peer, Peer)
+        with self._lock:
+            if self._book.find(ready.offer) is not offer or not peer.ready:
+                return False
+            self._book.extend(offer, time.monotonic() + offer.lease_s)  # of a growing offer it begins with each step
+            self._transports[offer.scheme].publish(offer, ready.step)
+            return self._tell(peer, ready)
+
     def _forget(self, peer: Peer, error: PoolweaveError) -> None:
         self._abandon(peer, error)
         self._loop.call_soon(lambda: self._dialer.hang_up(peer))
@@ -383,14 +399,3 @@ class Sender:
     def _require_open(self) -> None:
         if self._closed:
             raise InstanceClosed(f"the transfer engine of {self._home.instance} is closed")
-
-
-def _check_reservation(peer: Peer, dst: Reservation, num_blocks: int) -> None:
-    if dst.peer != peer.name:
-        raise TransferFailed(f"this reservation is at {dst.peer}, not at {peer.name}", peer=peer.name, reason="dst")
-    if peer.epoch != dst.epoch:
-        raise StaleEpoch(f"{peer.name} has restarted since it gave this reservation; reserve again", peer=peer.name)
-    if num_blocks > dst.num_blocks:
-        raise TransferFailed(
-            f"{num_blocks} blocks do not fit a reservation of {dst.num_blocks}", peer=peer.name, reason="dst"
-        )

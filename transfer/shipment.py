@@ -37,6 +37,7 @@ class Reservation:
 class Shipment:
     """Sealed blocks to send, in token order, the last one perhaps partly filled.
 
+    With `growing` they may still be computed: Transfer.ready() tells what is sealed, and that is pulled at once.
     `tag` is what the receiver asks for; b"" means that nobody will (useful with `insert`). `tokens` lets the receiver
     leave out what it has. `on_demand` are the tiers the receiver may allocate in, None with `dst`. `private`: the
     copy is the receiver's alone. The arrays are copied, so the caller may use its own again at once. Raises TypeError
@@ -53,6 +54,7 @@ class Shipment:
     on_demand: Tier | None = Tier.HBM
     dst: Reservation | None = None
     lease_s: float | None = None  # None: the engine's
+    growing: bool = False
 
     def __post_init__(self) -> None:
         self._own()
@@ -88,13 +90,17 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """How a transfer went: of `num_blocks`, `pulled_blocks` moved in `calls` copies or requests, the rest was there."""
+    """How a transfer went: of `num_blocks`, `pulled_blocks` moved in `calls` copies or requests, the rest was there.
+
+    `early_nbytes` of a growing one were there before its last stretch was ready.
+    """
 
     num_blocks: int
     pulled_blocks: int
     nbytes: int
     calls: int
     seconds: float
+    early_nbytes: int = 0
 
 
 class Transfer:
@@ -105,6 +111,7 @@ class Transfer:
         self.tag = tag
         self.num_blocks = num_blocks
         self._on_cancel: Callable[[], bool] = lambda: False
+        self._on_ready: Callable[[int | None, int | None], None] = lambda layers, blocks: None
         self._started = time.perf_counter()
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -146,6 +153,15 @@ class Transfer:
         """
         return self._on_cancel()
 
+    def ready(self, layers: int | None = None, num_blocks: int | None = None) -> None:
+        """Of a growing transfer: the first `layers` layers of the first `num_blocks` blocks are sealed (None: all).
+
+        The receiver pulls them at once. May be said again with more, layer by layer, block by block; the transfer ends
+        when all is ready and there. Does not wait. Nothing happens once it is done. Raises ConfigError, NotSealed.
+        """
+        if not self._done:
+            self._on_ready(layers, num_blocks)
+
     @property
     def progress(self) -> float:
         """Share of the blocks that have arrived, as far as the receiver has told: 0 to 1."""
@@ -181,9 +197,9 @@ class Transfer:
     def _advance(self, share: float) -> None:
         self._progress = max(self._progress, share)
 
-    def _succeed(self, pulled_blocks: int, nbytes: int, calls: int) -> None:
+    def _succeed(self, pulled_blocks: int, nbytes: int, calls: int, early_nbytes: int = 0) -> None:
         seconds = time.perf_counter() - self._started
-        self._finish(TransferReport(self.num_blocks, pulled_blocks, nbytes, calls, seconds), None)
+        self._finish(TransferReport(self.num_blocks, pulled_blocks, nbytes, calls, seconds, early_nbytes), None)
 
     def _fail(self, error: PoolweaveError) -> None:
         self._finish(None, error)

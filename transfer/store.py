@@ -76,8 +76,15 @@ class BlockStore(Protocol):
         """All memory that a `Loan` or `Placement` can name, one region a tier."""
         ...
 
-    def lend(self, blocks: UInt64Array) -> Loan:
-        """Pin sealed blocks where they lie. Raises NotSealed, StaleHandle, UnknownBlock; then nothing is pinned."""
+    def lend(self, blocks: UInt64Array, *, unsealed: bool = False) -> Loan:
+        """Pin sealed blocks where they lie. Raises NotSealed, StaleHandle, UnknownBlock; then nothing is pinned.
+
+        `unsealed`: also blocks that are being written, of which only what sealed_layers() says is read.
+        """
+        ...
+
+    def sealed_layers(self, blocks: UInt64Array) -> npt.NDArray[np.uint16]:
+        """How many layers of each are sealed, from the first on."""
         ...
 
     def give_back(self, loan: Loan) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from poolweave.transfer._native import Abort, Extents, Outcome
+from poolweave.transfer._native import Abort, Extents, Outcome, Window
+from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.leases import LeaseTable
 from poolweave.transfer.messages import Hello, Offer
 from poolweave.transfer.offers import OpenOffer
 from poolweave.transfer.regions import OwnMemory
+from poolweave.transfer.resharding import Shard
 from poolweave.types import UInt64Array
 
 
@@ -35,6 +37,7 @@ class Home:
     memory: OwnMemory
     leases: LeaseTable
     limits: Limits
+    shard: Shard  # what the memory holds of the model
     exchange: object = None
 
 
@@ -42,7 +45,8 @@ class Home:
 class PullSlice:
     """Blocks [first, first + target.num_blocks) of an offer, to be written into `target` and nowhere else.
 
-    `hashes` (one a block, or None) is to be filled with the XXH3-64 of what was written.
+    `hashes` (one a block, or None) is to be filled with the XXH3-64 of what was written. Of a growing offer's `step`,
+    whose blocks begin at `step_first`, only the `windows` of each block move.
     """
 
     offer: Offer
@@ -51,6 +55,9 @@ class PullSlice:
     hashes: UInt64Array | None
     abort: Abort
     timeout_s: float
+    step: int = 0
+    step_first: int = 0
+    windows: Sequence[Window] = ()
 
 
 class Source(Protocol):
@@ -80,15 +87,15 @@ class Transport(Protocol):
         """Descriptors that go to a peer with our Hello: our tiers' memory in order, then the lease table."""
         ...
 
-    def attach(self, hello: Hello, fds: Sequence[int]) -> Source:
-        """Receiver's side: make the memory of the peer that says `hello` readable. Takes `fds` over.
+    def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> Source:
+        """Receiver's side: make the memory of the peer that says `hello` readable: blocks of `layout`, in its order.
 
-        Raises ProtocolError for what does not fit.
+        Takes `fds` over. Raises ProtocolError for what does not fit.
         """
         ...
 
-    def publish(self, offer: OpenOffer) -> None:
-        """Sender's side: let the peer read the offer's blocks until revoke()."""
+    def publish(self, offer: OpenOffer, step: int = 0) -> None:
+        """Sender's side: let the peer read the offer's blocks, or one step of a growing one, until revoke()."""
         ...
 
     def revoke(self, offer: OpenOffer) -> None:

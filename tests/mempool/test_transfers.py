@@ -53,6 +53,31 @@ def test_a_prompt_arrives_indexed(pair: tuple[MemPool, MemPool], fill: Any, read
     assert receiver.stats().tiers[Tier.HBM].active == 0
 
 
+def test_a_growing_prompt_is_read_before_it_is_whole(pair: tuple[MemPool, MemPool], fill: Any, read: Any) -> None:
+    sender, receiver = pair
+    blocks = sender.alloc(5)
+    fill(sender, blocks, 1)
+    with pytest.raises(NotSealed):
+        sender.transfer_with_insert(receiver.instance, blocks, TOKENS, tag=b"g")
+    sent = sender.transfer_with_insert(receiver.instance, blocks, TOKENS, tag=b"g", growing=True)
+    layers = sender.layout.num_layers
+    with receiver.follow(b"g", timeout=60) as following:
+        for layer in range(layers):
+            sender.seal(blocks, range(layer, layer + 1))
+            sent.ready(layer + 1)
+            following.wait(layer + 1, timeout=60)
+            ours, theirs = sender.view()[sender.slots(blocks), layer], receiver.view()[receiver.slots(following.blocks)]
+            assert (ours == theirs[:, layer]).all()
+        assert following.num_tokens == len(TOKENS)
+        with receiver.receive(b"g", timeout=60) as got:
+            assert got.blocks == following.blocks
+    assert sent.result(60).early_nbytes == sent.result(60).nbytes * (layers - 1) // layers
+    with receiver.match(TOKENS) as hit:
+        assert read(receiver, hit.blocks) == [1, 2, 3, 4]
+    sender.free(blocks)
+    assert receiver.stats().tiers[Tier.HBM].active == 0
+
+
 def test_only_what_is_lacking_moves(pair: tuple[MemPool, MemPool], fill: Any, read: Any) -> None:
     sender, receiver = pair
     blocks = written(sender, 5, fill)

@@ -38,6 +38,7 @@ class ReferenceStore:
         self.references: Counter[int] = Counter()
         self.loans: Counter[int] = Counter()
         self.sealed: set[int] = set()
+        self.layers: Counter[int] = Counter()  # sealed ones of blocks that are not sealed
         self.indexed: dict[tuple[bytes, tuple[int, ...]], int] = {}
         self.private: set[int] = set()
         self.commits = 0
@@ -83,8 +84,13 @@ class ReferenceStore:
             view = self.view(handle)
             view[...] = rng.integers(0, 100, view.shape).astype(view.dtype)
 
-    def seal(self, blocks: UInt64Array) -> None:
-        self.sealed.update(blocks.tolist())
+    def seal(self, blocks: UInt64Array, layers: int | None = None) -> None:
+        """All layers, or the first `layers`."""
+        if layers is None or layers == self._layout.num_layers:
+            self.sealed.update(blocks.tolist())
+        else:
+            for handle in blocks.tolist():
+                self.layers[handle] = layers
 
     def make(self, n: int, seed: int = 0, tier: Tier = Tier.HBM) -> UInt64Array:
         """`n` sealed blocks of random KV, one reference each."""
@@ -134,12 +140,17 @@ class ReferenceStore:
             for tier, fd, view in zip(_TIERS, self._fds, self.bytes, strict=False)
         )
 
-    def lend(self, blocks: UInt64Array) -> Loan:
+    def sealed_layers(self, blocks: UInt64Array) -> npt.NDArray[np.uint16]:
+        with self._lock:
+            every = self._layout.num_layers
+            return np.array([every if h in self.sealed else self.layers[h] for h in blocks.tolist()], np.uint16)
+
+    def lend(self, blocks: UInt64Array, *, unsealed: bool = False) -> Loan:
         with self._lock:
             for handle in blocks.tolist():
                 if handle not in self.references:
                     raise UnknownBlock(f"no block {handle}", handle=handle)
-                if handle not in self.sealed:
+                if handle not in self.sealed and not unsealed:
                     raise NotSealed(f"block {handle} is still written", handle=handle)
             for handle in blocks.tolist():
                 self.references[handle] += 1

@@ -25,6 +25,7 @@ def test_messages_come_back_equal() -> None:
         (REPLIES, messages.Welcome("b", 7, bytes(16))),
         (REPLIES, messages.Refused("LayoutMismatch", "no", {"ours": "x", "theirs": None})),
         (REQUESTS, OFFER),
+        (REQUESTS, messages.Ready(5, 1, 0, 2, 3, 4, bytes(16))),
         (REQUESTS, messages.Cancel(5, b"t")),
         (REQUESTS, messages.Reserve(-1, 4, 1, 2.0)),
         (REQUESTS, messages.Unreserve(4)),
@@ -50,6 +51,22 @@ def test_offers_that_do_not_add_up_are_refused(change: dict[str, object]) -> Non
     raw = msgspec.msgpack.encode(["offer", *fields.values()])
     with pytest.raises(ProtocolError):
         decode(REQUESTS, raw)
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [(0, 1, 0, 1, 0, 1), (5, 0, 0, 1, 0, 1), (5, 1, 1, 1, 0, 1), (5, 1, -1, 1, 0, 1), (5, 1, 0, 1, 2, 2),
+     (5, 1 << 15, 0, 1, 0, 1), (5, 1, 0, 2, 0, 1), (5, 1, 0, 1, 0, 1 << 21)],
+)  # fmt: skip
+def test_stretches_that_cannot_be_are_refused(ready: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolError):
+        decode(REQUESTS, msgspec.msgpack.encode(["ready", *ready, bytes(8)]))
+
+
+@pytest.mark.parametrize("seat", [(0, 1, 0, 0), (2, 1, 0, 2), (1, 2, 2, 0), (1, 1, -1, 0), (1 << 11, 1, 0, 0)])
+def test_shards_that_cannot_be_are_refused(seat: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolError):
+        decode(REPLIES, msgspec.msgpack.encode(["welcome", "b", 7, bytes(16), seat]))
 
 
 @given(st.binary(max_size=400))

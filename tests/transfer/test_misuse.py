@@ -187,7 +187,7 @@ def test_memory_of_the_wrong_size_leaves_no_descriptor(make_world: MakeWorld) ->
     before = len(os.listdir("/proc/self/fd"))
     fds = [os.memfd_create("tier"), os.memfd_create("words")]  # the lease table is empty
     with pytest.raises(ProtocolError):
-        node.engine._transports["shm"].attach(hello, fds)
+        node.engine._transports["shm"].attach(hello, fds, LAYOUT)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

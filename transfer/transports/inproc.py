@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from poolweave.errors import ConfigError, ProtocolError
 from poolweave.transfer._native import Outcome
+from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import Hello
 from poolweave.transfer.offers import OpenOffer
 from poolweave.transfer.transport import Home, PullSlice
@@ -104,13 +105,13 @@ class InprocTransport:
     def attachments(self) -> tuple[int, ...]:
         return ()
 
-    def attach(self, hello: Hello, fds: Sequence[int]) -> InprocSource:
+    def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> InprocSource:
         for fd in fds:
             os.close(fd)
         home = self._exchange.find(hello.instance, hello.epoch)
         return InprocSource(self._exchange, home, self._home.limits.copy_threads)
 
-    def publish(self, offer: OpenOffer) -> None:
+    def publish(self, offer: OpenOffer, step: int = 0) -> None:
         pass
 
     def revoke(self, offer: OpenOffer) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from poolweave.errors import ConfigError, ProtocolError
 from poolweave.transfer._native import Outcome, copy_blocks
+from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.leases import TABLE_BYTES, slot_of
 from poolweave.transfer.messages import Hello
 from poolweave.transfer.offers import OpenOffer
@@ -38,7 +39,7 @@ class MappedSource:
         offer, first, count = slice_.offer, slice_.first, slice_.target.num_blocks
         tiers = np.frombuffer(offer.tiers, np.uint8)[first : first + count]
         slots = np.frombuffer(offer.slots, np.int32)[first : first + count]
-        source = memory.extents(tiers, slots)
+        source = memory.extents(tiers, slots, slice_.windows)
         return copy_blocks(
             source, slice_.target, 0, count, self._threads, words, slot_of(offer.offer), offer.offer,
             slice_.abort, slice_.hashes,
@@ -61,7 +62,7 @@ class ShmTransport:
     def attachments(self) -> tuple[int, ...]:
         return *self._home.memory.fds, self._home.leases.fd
 
-    def attach(self, hello: Hello, fds: Sequence[int]) -> MappedSource:
+    def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> MappedSource:
         if len(fds) != len(hello.spaces) + 1:
             for fd in fds:
                 os.close(fd)
@@ -72,10 +73,10 @@ class ShmTransport:
             for fd in fds[:-1]:
                 os.close(fd)
             raise
-        memory = PeerMemory(self._home.memory.layout, hello.spaces, fds[:-1])
+        memory = PeerMemory(layout, hello.spaces, fds[:-1])
         return MappedSource(memory, words, self._home.limits.copy_threads)
 
-    def publish(self, offer: OpenOffer) -> None:
+    def publish(self, offer: OpenOffer, step: int = 0) -> None:
         pass  # the lease word says it all
 
     def revoke(self, offer: OpenOffer) -> None:

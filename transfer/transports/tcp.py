@@ -17,6 +17,7 @@ from poolweave.errors import InstanceClosed, PoolweaveError, ProtocolError, Tran
 from poolweave.transfer._native import Outcome, Pull, StreamServer, Wire, pull_blocks
 from poolweave.transfer.addresses import Address, tune
 from poolweave.transfer.frames import GREETING_LIMIT, FrameDecoder, FrameEncoder, greeting_key
+from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import REPLIES, DataHello, Hello, Refused, decode, encode, revive
 from poolweave.transfer.offers import OpenOffer
 from poolweave.transfer.transport import Home, PullSlice
@@ -24,6 +25,7 @@ from poolweave.transfer.transport import Home, PullSlice
 _IDLE_S = 60.0  # the sender ends a data connection that asked for nothing this long
 _KEEP_S = 30.0  # the receiver does not reuse one older than this, so it never meets that end
 _CHUNK_BYTES = 1 << 20
+_STEP_SHIFT = 48  # offers' numbers are far below
 _WORTH_ANOTHER = 4 << 20  # bytes from which a further connection pays
 
 
@@ -49,7 +51,10 @@ class TcpSource:
         count = max(1, min(limits.connections, slice_.target.nbytes // _WORTH_ANOTHER))
         wires: list[Wire] = []
         ask = Pull(
-            offer=slice_.offer.offer, nonce=slice_.offer.nonce, first_block=slice_.first, chunk_bytes=_CHUNK_BYTES
+            offer=_stream(slice_.offer.offer, slice_.step),
+            nonce=slice_.offer.nonce,
+            first_block=slice_.first - slice_.step_first,
+            chunk_bytes=_CHUNK_BYTES,
         )
         wires = self._take(count)
         outcome = pull_blocks(wires, ask, slice_.target, limits.stall_s, slice_.timeout_s, slice_.abort, slice_.hashes)
@@ -131,20 +136,29 @@ class TcpTransport:
     def attachments(self) -> tuple[int, ...]:
         return ()
 
-    def attach(self, hello: Hello, fds: Sequence[int]) -> TcpSource:
+    def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> TcpSource:
         for fd in fds:
             os.close(fd)
         return TcpSource(self._home, hello)
 
-    def publish(self, offer: OpenOffer) -> None:
-        extents = self._home.memory.extents(offer.loan.tiers, offer.loan.slots)
-        self._server.publish(offer.number, offer.nonce, extents, max(0.0, offer.deadline - time.monotonic()))
+    def publish(self, offer: OpenOffer, step: int = 0) -> None:
+        """A growing offer has a stream for each step, none for the whole."""
+        if offer.growth is None or step:
+            lifetime_s = max(0.0, offer.deadline - time.monotonic())
+            stream = _stream(offer.number, step)
+            self._server.publish(stream, offer.nonce, offer.extents(self._home.memory, step), lifetime_s)
 
     def revoke(self, offer: OpenOffer) -> None:
-        self._server.revoke(offer.number)
+        for step in range(1 + (len(offer.growth.steps) if offer.growth is not None else 0)):
+            self._server.revoke(_stream(offer.number, step))
 
     def adopt(self, sock: socket.socket) -> None:
         self._server.adopt(sock.detach())
 
     def close(self) -> None:
         self._server.close()
+
+
+def _stream(offer: int, step: int) -> int:
+    """What names an offer's stream, or that of a step, on a data connection."""
+    return step << _STEP_SHIFT | offer
