@@ -114,6 +114,7 @@ void register_board(nb::module_& m) {
         .def("set_turn", &set_turn, "slot"_a, "turn"_a)
         .def("turn", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return static_cast<std::uint32_t>(b.slot(s).turn.load(std::memory_order_acquire)); }, "slot"_a)
         .def("set_layer", [](const Board& b, std::int64_t s, std::int32_t layer) { check_index(s, b.shape().slots, "slot"); b.slot(s).layer = layer; }, "slot"_a, "layer"_a)
+        .def("layer", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return b.slot(s).layer; }, "slot"_a)
         .def("call", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); b.slot(s).called.store(1, std::memory_order_release); }, "slot"_a, "Ask for a slot at its next token boundary.")
         .def("position", [](const Board& b, std::int64_t s) { check_index(s, b.shape().seats, "seat"); return b.seat(s).position.load(std::memory_order_acquire); }, "seat"_a)
         .def("finish", [](const Board& b, std::int64_t s) { check_index(s, b.shape().seats, "seat"); return static_cast<std::uint32_t>(b.seat(s).finish.load(std::memory_order_acquire)); }, "seat"_a)

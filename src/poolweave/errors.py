@@ -197,6 +197,18 @@ class NoInstance(PoolweaveError):
     fields = ("role", "known")
 
 
+class Overloaded(PoolweaveError):
+    """No room to queue this request now, or none came by its deadline. Nothing was kept: try again later."""
+
+    fields = ("waiting", "limit")
+
+
+class WorkerLost(PoolweaveError):
+    """A worker process died; requests of the models it served ended with this. restart() brings it back."""
+
+    fields = ("worker", "exit_code")
+
+
 class RequestRefused(PoolweaveError, ValueError):
     """A request that can never run here: empty, too long, or with impossible parameters."""
 

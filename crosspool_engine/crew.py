@@ -1,0 +1,77 @@
+"""The worker processes of one engine: the attention worker and the FFN ranks, as one whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from poolweave.crosspool_engine._native import Board
+from poolweave.crosspool_engine.config import EngineConfig
+from poolweave.crosspool_engine.worker_messages import Activate, Deactivate, WorkerSpec
+from poolweave.crosspool_engine.worker_process import WorkerProcess
+from poolweave.errors import WorkerLost
+from poolweave.mempool import Arena
+
+
+class Crew:
+    """Starts all workers, or none. `workers[0]` is the attention worker, `workers[1 + r]` FFN rank r."""
+
+    def __init__(self, config: EngineConfig, board: Board, arena: Arena) -> None:
+        self._config = config
+        self._board = board
+        self._arena = arena
+        self.workers: list[WorkerProcess] = []
+        try:
+            for place in range(1 + config.ffn_ranks):
+                self.workers.append(self._start(place))
+            for worker in self.workers:
+                worker.wait_until_up()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def attention(self) -> WorkerProcess:
+        return self.workers[0]
+
+    def dead(self) -> list[int]:
+        """Places of workers that died."""
+        return [place for place, worker in enumerate(self.workers) if not worker.alive]
+
+    def replace(self, place: int) -> None:
+        """Start a new worker where one died. It serves nothing yet."""
+        self.workers[place].kill()
+        self.workers[place] = self._start(place)
+        self.workers[place].wait_until_up()
+
+    def activate(self, orders: Mapping[int, Activate]) -> None:
+        """Have each named worker load its part: all, or none when one cannot. Raises what it raised."""
+        try:
+            for place, order in orders.items():
+                self.workers[place].call(order)
+        except BaseException:
+            self.deactivate(next(iter(orders.values())).index, list(orders))
+            raise
+
+    def deactivate(self, index: int, places: Sequence[int] | None = None) -> None:
+        """Have workers give a model back. Dead ones have."""
+        for place in range(len(self.workers)) if places is None else places:
+            try:
+                self.workers[place].call(Deactivate(index))
+            except WorkerLost:
+                continue
+
+    def close(self) -> None:
+        """End them. Idempotent."""
+        self._board.abort()
+        for worker in self.workers:
+            worker.close()
+        self.workers.clear()
+
+    def _start(self, place: int) -> WorkerProcess:
+        config = self._config
+        spec = WorkerSpec(
+            rank=None if place == 0 else place - 1, board_fd=self._board.fd, channel_fd=-1,
+            arena_fds=self._arena.descriptors, block_tokens=config.block_tokens, kernels=config.kernels,
+            core=None if config.cores is None else config.cores[place],
+        )  # fmt: skip
+        return WorkerProcess("attention" if place == 0 else f"ffn-{place - 1}", spec)

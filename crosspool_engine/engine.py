@@ -1,0 +1,280 @@
+"""DecodeEngine: several cold models decoded from one KV pool and one weights pool. Source: CrossPool.
+
+Composed of a crew (worker processes), a board (hidden states and turns), a KV pool (pages under one budget), an
+admission queue, a desk (requests) and a control (lowered or hosted). Knows no torch: workers load the models.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from poolweave.crosspool_engine._native import Board
+from poolweave.crosspool_engine.admission import Admission
+from poolweave.crosspool_engine.config import EngineConfig
+from poolweave.crosspool_engine.control import Control
+from poolweave.crosspool_engine.crew import Crew
+from poolweave.crosspool_engine.desk import Desk
+from poolweave.crosspool_engine.hosted import HostedControl
+from poolweave.crosspool_engine.kv_pool import KvPool
+from poolweave.crosspool_engine.lowered import LoweredControl
+from poolweave.crosspool_engine.pipeline import PipelineConfig
+from poolweave.crosspool_engine.request import DecodeRequest, Emitted, Generation
+from poolweave.crosspool_engine.served_model import ServedModel
+from poolweave.crosspool_engine.virtualizer import VirtualizerStats
+from poolweave.errors import ConfigError, InstanceClosed, Overloaded, RequestRefused, WorkerLost
+from poolweave.mempool import Arena
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What is here now. `lost`: models that wait for restart() after a worker died."""
+
+    models: tuple[str, ...]
+    lost: tuple[str, ...]
+    running: int
+    waiting: int
+    kv: VirtualizerStats
+    kv_bytes: int
+
+
+class DecodeEngine:
+    """Decodes requests whose KV prefill computed, or computes it itself a token a step. Close it, best by `with`.
+
+    One thread drives it: `add`, then `step` until `has_work` is false. With control lowering on, tokens come whether or
+    not it steps; a step tells them and composes batches. An admitted request has room for its last token from the
+    start: it is never interrupted. Raises ConfigError, and WorkerLost when the workers do not come up.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self._clock = clock
+        self._closed = False
+        self._board = Board.create(
+            {
+                "slots": config.slots, "max_rows": config.max_batch, "seats": config.seats,
+                "max_tokens": config.max_tokens, "block_tokens": config.block_tokens,
+                "max_hidden": config.max_hidden, "models": config.max_models,
+            }
+        )  # fmt: skip
+        arena = Arena(config.budget_pages * config.page_bytes, page_bytes=config.page_bytes)
+        self._crew = Crew(config, self._board, arena)
+        self._pool = KvPool(config, arena, self._crew)
+        self._desk = Desk(self._board, config.seats, self._pool)
+        self._admission = Admission(config.max_waiting, config.deadline_s)
+        self._models: dict[str, ServedModel] = {}
+        self._lost: dict[str, WorkerLost] = {}
+        self._control: Control = self._make_control(config.lowered, config.in_flight)
+
+    # --- models ---------------------------------------------------------------------------------------------
+
+    def activate(self, name: str, path: str, *, dtype: str = "float32", owners: Sequence[int] | None = None) -> None:
+        """Serve the model in a Hugging Face directory. All or nothing: a failure leaves everything as it was.
+
+        `owners`: the FFN rank of each layer; None spreads them evenly, a plan gives them (owners_in_plan). Raises
+        ConfigError for what cannot be decoded, ModelNotFound, WorkerLost.
+        """
+        self._check_open()
+        config = self.config
+        free = sorted(set(range(config.max_models)) - {model.index for model in self._models.values()})
+        if name in self._models or not free:
+            raise ConfigError(
+                f"{name!r} is active already, or max_models {config.max_models} are", setting="max_models",
+                value=len(self._models), limit=config.max_models,
+            )  # fmt: skip
+        model = ServedModel.of(name, path, index=free[0], dtype=dtype, config=config, owners=owners)
+        self._crew.activate(model.orders())
+        self._board.set_model(model.index, model.layer_cost, list(model.owners))
+        self._pool.open(model)
+        self._models[name] = model
+        _log.info("activated %s from %s", name, path)
+
+    def deactivate(self, name: str) -> None:
+        """Give a model's weights and KV range back. Raises ConfigError while requests of it are here."""
+        self._check_open()
+        model = self._model(name)
+        busy = sum(running.request.model == name for running in self._desk.running.values())
+        if busy or self._admission.count(name):
+            raise ConfigError(f"{name!r} has {busy} requests running, {self._admission.count(name)} waiting")
+        self._crew.deactivate(model.index)
+        self._pool.close(name)
+        del self._models[name]
+        self._lost.pop(name, None)
+        _log.info("deactivated %s", name)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def add(self, request: DecodeRequest) -> None:
+        """Queue a request. Raises RequestRefused when it can never run here, Overloaded when the queue is full (try
+        again later), WorkerLost while its model waits for restart(); then nothing is kept.
+        """
+        self._check_open()
+        name = request.request_id
+        if name in self._desk.running or name in self._desk.results or self._admission.holds(name):
+            raise RequestRefused(f"request {name!r} is here already")
+        model = self._model(request.model)
+        if request.model in self._lost:
+            raise self._lost[request.model]
+        self._refuse_impossible(request, model)
+        self._admission.add(request, self._clock())
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request at its next token boundary; a step tells it. False when it is not here."""
+        running = self._desk.running.get(request_id)
+        if running is not None:
+            running.cancelled = True
+            return True
+        waiting = self._admission.remove(request_id)
+        if waiting is not None:
+            self._desk.end_unseated(waiting, "cancelled", None)
+        return waiting is not None
+
+    def step(self, timeout_s: float = 0.05) -> list[Emitted]:
+        """Admit what fits, move things on or wait up to `timeout_s`, and tell what happened since the last step."""
+        self._check_open()
+        for late in self._admission.expire(self._clock()):
+            self._desk.end_unseated(late, "error", Overloaded("no room came by the request's deadline"))
+        try:
+            self._admission.admit(self._enter)
+            if self._desk.running:
+                for running in self._control.collect(0.0 if self._desk.has_news else timeout_s):
+                    self._desk.end(running)
+        except WorkerLost as lost:
+            _log.error("%s", lost)
+        self._look_after_workers()
+        return self._desk.take_news(self._desk.running.values())
+
+    def result(self, request_id: str) -> Generation:
+        """What came of a request that ended; given once. Raises KeyError for one that has not."""
+        return self._desk.results.pop(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Some request has not ended, or its end was not told yet."""
+        return bool(self._desk.running) or self._desk.has_news or len(self._admission) > 0
+
+    # --- whole engine ---------------------------------------------------------------------------------------
+
+    def set_control(self, *, lowered: bool, in_flight: int) -> None:
+        """Change who moves batches, and how many fly at once: the four cells of the paper's ablation on one engine.
+
+        `in_flight` is at most the configured one. Raises ConfigError while there is work.
+        """
+        self._check_open()
+        if self.has_work or not 1 <= in_flight <= self.config.in_flight:
+            raise ConfigError(
+                f"the control changes only while idle, to an in_flight of 1 to {self.config.in_flight}",
+                setting="in_flight", value=in_flight, limit=self.config.in_flight,
+            )  # fmt: skip
+        self._control = self._make_control(lowered, in_flight)
+
+    def restart(self) -> None:
+        """Replace workers that died and load what they served. Raises as activate(): repeat it then."""
+        self._check_open()
+        self._look_after_workers()
+        for place in self._crew.dead():
+            if place == 0:
+                self._pool.forget()
+            self._crew.replace(place)
+            for model in self._models.values():
+                if place in model.orders():
+                    self._crew.workers[place].call(model.orders()[place])
+        self._lost.clear()
+
+    def worker_pids(self) -> tuple[int, ...]:
+        """The attention worker's, then those of the FFN ranks."""
+        return tuple(worker.pid for worker in self._crew.workers)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            models=tuple(self._models), lost=tuple(self._lost), running=len(self._desk.running),
+            waiting=len(self._admission), kv=self._pool.stats(), kv_bytes=self._pool.held_bytes,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Assert all invariants; for tests."""
+        self._desk.check()
+        self._pool.check()
+
+    def close(self) -> None:
+        """End the workers; requests that have not ended are dropped. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._crew.close()
+
+    def __enter__(self) -> DecodeEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- private --------------------------------------------------------------------------------------------
+
+    def _make_control(self, lowered: bool, in_flight: int) -> Control:
+        config = self.config
+        self._board.set_in_flight(in_flight)
+        if lowered:
+            return LoweredControl(self._board, self._models, config)
+        pipeline = PipelineConfig(in_flight=in_flight, max_batch=config.max_batch)
+        return HostedControl(self._board, self._models, self._crew.workers, pipeline)
+
+    def _enter(self, request: DecodeRequest) -> bool:
+        running = self._desk.seat(request)
+        if running is not None:
+            self._control.place(running)
+        return running is not None
+
+    def _look_after_workers(self) -> None:
+        """End the requests of models that lost a worker; what they held comes back. Other models go on."""
+        for place in self._crew.dead():
+            fresh = frozenset(n for n, m in self._models.items() if place in m.orders() and n not in self._lost)
+            if not fresh:
+                continue
+            lost = self._crew.workers[place].lost()
+            for running in self._control.evacuate(fresh, self._crew.dead):
+                self._desk.end(running, lost)
+            for name in fresh:
+                self._lost[name] = lost
+                for waiting in self._admission.drain(name):
+                    self._desk.end_unseated(waiting, "error", lost)
+            if place == 0:
+                self._pool.forget()
+
+    def _model(self, name: str) -> ServedModel:
+        if name not in self._models:
+            raise ConfigError(f"no model {name!r} is active: {sorted(self._models)}", setting="model", value=name)
+        return self._models[name]
+
+    def _refuse_impossible(self, request: DecodeRequest, model: ServedModel) -> None:
+        limit = min(self.config.max_tokens, model.shape.max_positions)
+        if request.end > limit:
+            raise RequestRefused(
+                f"{request.end} tokens at most, {request.model} takes {limit} here", needed=request.end, limit=limit
+            )
+        if int(np.max(request.tokens)) >= model.shape.vocab:
+            raise RequestRefused(f"a token is outside the vocabulary of {model.shape.vocab}", limit=model.shape.vocab)
+        if not self._pool.can_ever(request.model, request.end - 1):
+            raise RequestRefused(
+                f"{request.end} tokens never fit the KV budget of {self.config.budget_pages} pages",
+                needed=request.end, limit=self.config.budget_pages,
+            )  # fmt: skip
+        if request.kv is not None:
+            shape = model.layout.num_blocks(request.num_computed), *model.row_shape
+            if request.kv.shape != shape or request.kv.dtype != model.layout.numpy_dtype:
+                raise RequestRefused(
+                    f"KV of {request.num_computed} tokens is {shape} of {model.layout.numpy_dtype}, got "
+                    f"{request.kv.shape} of {request.kv.dtype}"
+                )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InstanceClosed("this decode engine was closed")

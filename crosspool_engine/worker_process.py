@@ -1,0 +1,131 @@
+"""A worker process as the host holds it: started, given orders, noticed when it dies, ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from multiprocessing.connection import Connection
+
+import msgspec
+
+import poolweave.errors
+from poolweave.crosspool_engine.worker_messages import Done, Failed, Order, WorkerSpec, receive_answer, send
+from poolweave.errors import PoolweaveError, WorkerLost
+
+_START_S = 300.0  # importing torch on a busy machine
+_END_S = 10.0
+
+
+class WorkerProcess:
+    """One spawned worker. Not thread-safe: the host's one driver. Close it."""
+
+    def __init__(self, name: str, spec: WorkerSpec) -> None:
+        """Start it; it takes orders after wait_until_up()."""
+        self.name = name
+        ours, theirs = socket.socketpair()
+        spec = msgspec.structs.replace(spec, channel_fd=theirs.fileno())
+        command = [sys.executable, "-m", "poolweave.crosspool_engine.worker", msgspec.json.encode(spec).decode()]
+        inherited = (theirs.fileno(), spec.board_fd, *spec.arena_fds)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(command, pass_fds=inherited, env=environment)
+        self.channel = Connection(ours.detach())
+        self._outstanding: deque[int] = deque()  # slots of stages not yet answered, oldest first
+        self._ended: list[int] = []
+
+    def wait_until_up(self) -> None:
+        """Wait until it takes orders. Raises WorkerLost when it does not come up; then it is gone."""
+        try:
+            if not self.channel.poll(_START_S):
+                raise WorkerLost(f"worker {self.name} was not up after {_START_S} s", worker=self.name)
+            self._receive()
+        except WorkerLost:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, order: Order) -> tuple[int, ...]:
+        """Carry out an order. Raises what the worker raised, and WorkerLost when it died."""
+        while self._outstanding:  # answers come in order: those of stages first
+            self._ended.append(self._await_stage())
+        self._send(order)
+        return self._receive()
+
+    @property
+    def has_outstanding(self) -> bool:
+        """A stage was sent and its end not yet seen."""
+        return bool(self._outstanding)
+
+    @property
+    def has_ended(self) -> bool:
+        """Ends of stages came in during another call: ended_stages() gives them without waiting."""
+        return bool(self._ended)
+
+    def begin_stage(self, order: Order, slot: int) -> None:
+        """Send a stage without waiting for it."""
+        self._send(order)
+        self._outstanding.append(slot)
+
+    def ended_stages(self) -> list[int]:
+        """Slots whose stages ended since the last call; does not wait."""
+        while self._outstanding and self.channel.poll(0):
+            self._ended.append(self._await_stage())
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """Wait for a worker that was told to end (its board aborted, its channel closed); kill it if it does not."""
+        self.channel.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.channel.close()
+
+    def lost(self) -> WorkerLost:
+        """The error that says how it died."""
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        return WorkerLost(f"worker {self.name} died with exit code {code}", worker=self.name, exit_code=code)
+
+    def _await_stage(self) -> int:
+        self._receive()
+        return self._outstanding.popleft()
+
+    def _send(self, order: Order) -> None:
+        try:
+            send(self.channel, order)
+        except OSError as error:
+            raise self.lost() from error
+
+    def _receive(self) -> tuple[int, ...]:
+        try:
+            answer = receive_answer(self.channel)
+        except (EOFError, OSError) as error:
+            raise self.lost() from error
+        if isinstance(answer, Done):
+            return answer.values
+        raise _as_error(self.name, answer)
+
+
+def _as_error(worker: str, answer: Failed) -> PoolweaveError:
+    kind = getattr(poolweave.errors, answer.kind, None)
+    if isinstance(kind, type) and issubclass(kind, PoolweaveError):
+        return kind(f"worker {worker}: {answer.message}")
+    return PoolweaveError(f"worker {worker}: {answer.kind}: {answer.message}")
