@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from poolweave.crosspool_engine._native import Board
 from poolweave.crosspool_engine.config import EngineConfig
@@ -37,11 +37,13 @@ class Crew:
         """Places of workers that died."""
         return [place for place, worker in enumerate(self.workers) if not worker.alive]
 
-    def replace(self, place: int) -> None:
-        """Start a new worker where one died. It serves nothing yet."""
-        self.workers[place].kill()
-        self.workers[place] = self._start(place)
-        self.workers[place].wait_until_up()
+    def replace(self, places: Collection[int]) -> None:
+        """Start new workers where some died, side by side. They serve nothing yet."""
+        for place in places:
+            self.workers[place].kill()
+            self.workers[place] = self._start(place)
+        for place in places:
+            self.workers[place].wait_until_up()
 
     def activate(self, orders: Mapping[int, Activate]) -> None:
         """Have each named worker load its part: all, or none when one cannot. Raises what it raised."""

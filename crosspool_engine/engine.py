@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-import numpy as np
-
 from poolweave.crosspool_engine._native import Board
 from poolweave.crosspool_engine.admission import Admission
 from poolweave.crosspool_engine.config import EngineConfig
@@ -25,7 +23,7 @@ from poolweave.crosspool_engine.kv_pool import KvPool
 from poolweave.crosspool_engine.lowered import LoweredControl
 from poolweave.crosspool_engine.pipeline import PipelineConfig
 from poolweave.crosspool_engine.request import DecodeRequest, Emitted, Generation
-from poolweave.crosspool_engine.served_model import ServedModel
+from poolweave.crosspool_engine.roster import Roster
 from poolweave.crosspool_engine.virtualizer import VirtualizerStats
 from poolweave.errors import ConfigError, InstanceClosed, Overloaded, RequestRefused, WorkerLost
 from poolweave.mempool import Arena
@@ -69,8 +67,7 @@ class DecodeEngine:
         self._pool = KvPool(config, arena, self._crew)
         self._desk = Desk(self._board, config.seats, self._pool)
         self._admission = Admission(config.max_waiting, config.deadline_s)
-        self._models: dict[str, ServedModel] = {}
-        self._lost: dict[str, WorkerLost] = {}
+        self._roster = Roster(config, self._board, self._crew, self._pool)
         self._control: Control = self._make_control(config.lowered, config.in_flight)
 
     # --- models ---------------------------------------------------------------------------------------------
@@ -82,32 +79,16 @@ class DecodeEngine:
         ConfigError for what cannot be decoded, ModelNotFound, WorkerLost.
         """
         self._check_open()
-        config = self.config
-        free = sorted(set(range(config.max_models)) - {model.index for model in self._models.values()})
-        if name in self._models or not free:
-            raise ConfigError(
-                f"{name!r} is active already, or max_models {config.max_models} are", setting="max_models",
-                value=len(self._models), limit=config.max_models,
-            )  # fmt: skip
-        model = ServedModel.of(name, path, index=free[0], dtype=dtype, config=config, owners=owners)
-        self._crew.activate(model.orders())
-        self._board.set_model(model.index, model.layer_cost, list(model.owners))
-        self._pool.open(model)
-        self._models[name] = model
-        _log.info("activated %s from %s", name, path)
+        self._roster.activate(name, path, dtype=dtype, owners=owners)
 
     def deactivate(self, name: str) -> None:
         """Give a model's weights and KV range back. Raises ConfigError while requests of it are here."""
         self._check_open()
-        model = self._model(name)
+        self._roster.get(name)
         busy = sum(running.request.model == name for running in self._desk.running.values())
         if busy or self._admission.count(name):
             raise ConfigError(f"{name!r} has {busy} requests running, {self._admission.count(name)} waiting")
-        self._crew.deactivate(model.index)
-        self._pool.close(name)
-        del self._models[name]
-        self._lost.pop(name, None)
-        _log.info("deactivated %s", name)
+        self._roster.deactivate(name)
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -119,10 +100,15 @@ class DecodeEngine:
         name = request.request_id
         if name in self._desk.running or name in self._desk.results or self._admission.holds(name):
             raise RequestRefused(f"request {name!r} is here already")
-        model = self._model(request.model)
-        if request.model in self._lost:
-            raise self._lost[request.model]
-        self._refuse_impossible(request, model)
+        model = self._roster.get(request.model)
+        if request.model in self._roster.lost:
+            raise self._roster.lost[request.model]
+        model.refuse_impossible(request, self.config)
+        if not self._pool.can_ever(request.model, request.end - 1):
+            raise RequestRefused(
+                f"{request.end} tokens never fit the KV budget of {self.config.budget_pages} pages",
+                needed=request.end, limit=self.config.budget_pages,
+            )  # fmt: skip
         self._admission.add(request, self._clock())
 
     def cancel(self, request_id: str) -> bool:
@@ -179,14 +165,7 @@ class DecodeEngine:
         """Replace workers that died and load what they served. Raises as activate(): repeat it then."""
         self._check_open()
         self._look_after_workers()
-        for place in self._crew.dead():
-            if place == 0:
-                self._pool.forget()
-            self._crew.replace(place)
-            for model in self._models.values():
-                if place in model.orders():
-                    self._crew.workers[place].call(model.orders()[place])
-        self._lost.clear()
+        self._roster.restart(self._crew.dead())
 
     def worker_pids(self) -> tuple[int, ...]:
         """The attention worker's, then those of the FFN ranks."""
@@ -194,7 +173,7 @@ class DecodeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            models=tuple(self._models), lost=tuple(self._lost), running=len(self._desk.running),
+            models=tuple(self._roster.models), lost=tuple(self._roster.lost), running=len(self._desk.running),
             waiting=len(self._admission), kv=self._pool.stats(), kv_bytes=self._pool.held_bytes,
         )  # fmt: skip
 
@@ -223,9 +202,9 @@ class DecodeEngine:
         config = self.config
         self._board.set_in_flight(in_flight)
         if lowered:
-            return LoweredControl(self._board, self._models, config)
+            return LoweredControl(self._board, self._roster.models, config)
         pipeline = PipelineConfig(in_flight=in_flight, max_batch=config.max_batch)
-        return HostedControl(self._board, self._models, self._crew.workers, pipeline)
+        return HostedControl(self._board, self._roster.models, self._crew.workers, pipeline)
 
     def _enter(self, request: DecodeRequest) -> bool:
         running = self._desk.seat(request)
@@ -236,44 +215,18 @@ class DecodeEngine:
     def _look_after_workers(self) -> None:
         """End the requests of models that lost a worker; what they held comes back. Other models go on."""
         for place in self._crew.dead():
-            fresh = frozenset(n for n, m in self._models.items() if place in m.orders() and n not in self._lost)
+            fresh = self._roster.served_at(place)
             if not fresh:
                 continue
             lost = self._crew.workers[place].lost()
             for running in self._control.evacuate(fresh, self._crew.dead):
                 self._desk.end(running, lost)
             for name in fresh:
-                self._lost[name] = lost
+                self._roster.lost[name] = lost
                 for waiting in self._admission.drain(name):
                     self._desk.end_unseated(waiting, "error", lost)
             if place == 0:
                 self._pool.forget()
-
-    def _model(self, name: str) -> ServedModel:
-        if name not in self._models:
-            raise ConfigError(f"no model {name!r} is active: {sorted(self._models)}", setting="model", value=name)
-        return self._models[name]
-
-    def _refuse_impossible(self, request: DecodeRequest, model: ServedModel) -> None:
-        limit = min(self.config.max_tokens, model.shape.max_positions)
-        if request.end > limit:
-            raise RequestRefused(
-                f"{request.end} tokens at most, {request.model} takes {limit} here", needed=request.end, limit=limit
-            )
-        if int(np.max(request.tokens)) >= model.shape.vocab:
-            raise RequestRefused(f"a token is outside the vocabulary of {model.shape.vocab}", limit=model.shape.vocab)
-        if not self._pool.can_ever(request.model, request.end - 1):
-            raise RequestRefused(
-                f"{request.end} tokens never fit the KV budget of {self.config.budget_pages} pages",
-                needed=request.end, limit=self.config.budget_pages,
-            )  # fmt: skip
-        if request.kv is not None:
-            shape = model.layout.num_blocks(request.num_computed), *model.row_shape
-            if request.kv.shape != shape or request.kv.dtype != model.layout.numpy_dtype:
-                raise RequestRefused(
-                    f"KV of {request.num_computed} tokens is {shape} of {model.layout.numpy_dtype}, got "
-                    f"{request.kv.shape} of {request.kv.dtype}"
-                )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -27,8 +27,8 @@ class HostedControl:
         self._config = config
         self._placed: dict[str, Running] = {}
         self._pipeline: Pipeline | None = None
-        self._known: set[str] = set()
-        self._over: list[Running] = []  # ended while the pipeline was dropped
+        self._known: Mapping[str, ServedModel] = {}
+        self._over: list[Running] = []  # take part no more, not yet handed over
         self._slots: dict[int, int] = {}  # batch number -> slot
         self._running: dict[tuple[WorkerProcess, int], int] = {}  # (worker, slot) -> batch number
 
@@ -39,14 +39,13 @@ class HostedControl:
 
     def collect(self, timeout_s: float) -> list[Running]:
         pipeline = self._current()
-        over, self._over = self._over, []
-        while pipeline.has_work and not over:
-            self._start_stages(pipeline)
-            sampled, over = self._end_stages(pipeline)
+        self._start_stages(pipeline)
+        while self._running and not self._over and self._any_answer(timeout_s):
+            sampled = self._end_stages(pipeline)
+            self._start_stages(pipeline)  # before the host does anything else: workers never wait for its bookkeeping
             if sampled:
                 break  # tokens to tell, perhaps ends
-            if not self._any_answer(timeout_s):
-                break
+        over, self._over = self._over, []
         return over
 
     def evacuate(self, models: frozenset[str], dead: Callable[[], Collection[int]]) -> list[Running]:
@@ -59,9 +58,9 @@ class HostedControl:
 
     def _current(self) -> Pipeline:
         """The pipeline over the models there are now, made anew when they changed."""
-        if self._pipeline is None or self._known != set(self._models):
+        if self._pipeline is None or self._known != self._models:
             self._settle()
-            self._known = set(self._models)
+            self._known = dict(self._models)
             shapes = {
                 name: PipelineModel(num_layers=len(model.owners), layer_s=model.layer_cost)
                 for name, model in self._models.items()
@@ -100,15 +99,13 @@ class HostedControl:
             self._running[worker, slot] = batch.number
             worker.begin_stage(Step(slot), slot)
 
-    def _end_stages(self, pipeline: Pipeline) -> tuple[bool, list[Running]]:
-        """Take what answers there are. -> whether a batch had its sampling turn, requests that are over"""
-        sampled, over = False, list[Running]()
+    def _end_stages(self, pipeline: Pipeline) -> bool:
+        """Take what answers there are. -> whether a batch had its sampling turn"""
+        sampled = False
         for worker in {worker for worker, _ in self._running}:
             for slot in worker.ended_stages():
-                rows = self._end_stage(pipeline, worker, slot)
-                sampled |= rows is not None
-                over += rows or []
-        return sampled, over
+                sampled |= self._end_stage(pipeline, worker, slot)
+        return sampled
 
     def _any_answer(self, timeout_s: float) -> bool:
         """Wait for an answer to a stage. Raises WorkerLost when none can come any more."""
@@ -128,17 +125,18 @@ class HostedControl:
             self._board.form(slot, self._models[batch.model].index, seats)
         return self._slots[batch.number]
 
-    def _end_stage(self, pipeline: Pipeline, worker: WorkerProcess, slot: int) -> list[Running] | None:
-        """-> None in the midst of a pass; after its sampling turn, the requests that are over."""
+    def _end_stage(self, pipeline: Pipeline, worker: WorkerProcess, slot: int) -> bool:
+        """-> whether this was the sampling turn"""
         number = self._running.pop((worker, slot))
         batch = next(each for each in pipeline.batches if each.number == number)
         if not pipeline.is_sampling(batch):
             pipeline.finish(number)
-            return None
+            return False
         rows = [self._placed[name] for name in batch.requests]
         over = [r for r in rows if r.cancelled or self._board.finish(r.seat) != SeatFinish.RUNNING]
         del self._slots[number]
         pipeline.finish(number, [running.name for running in over])
         for running in over:
             del self._placed[running.name]
-        return over
+        self._over += over
+        return True

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from poolweave.crosspool_engine.config import EngineConfig
 from poolweave.crosspool_engine.kv_layout import kv_layout
 from poolweave.crosspool_engine.model_shape import ModelShape
 from poolweave.crosspool_engine.planner.plan import Plan
+from poolweave.crosspool_engine.request import DecodeRequest
 from poolweave.crosspool_engine.worker_messages import Activate
-from poolweave.errors import ConfigError
+from poolweave.errors import ConfigError, RequestRefused
 from poolweave.transfer.layout import KVLayout
 
 
@@ -76,6 +79,23 @@ class ServedModel:
             layers = tuple(layer for layer, owner in enumerate(self.owners) if owner == rank)
             found[1 + rank] = Activate(self.index, self.path, self.dtype, layers=layers, num_layers=len(self.owners))
         return found
+
+    def refuse_impossible(self, request: DecodeRequest, config: EngineConfig) -> None:
+        """Raises RequestRefused for a request that this model can never decode here."""
+        limit = min(config.max_tokens, self.shape.max_positions)
+        if request.end > limit:
+            raise RequestRefused(
+                f"{request.end} tokens at most, {request.model} takes {limit} here", needed=request.end, limit=limit
+            )
+        if int(np.max(request.tokens)) >= self.shape.vocab:
+            raise RequestRefused(f"a token is outside the vocabulary of {self.shape.vocab}", limit=self.shape.vocab)
+        if request.kv is not None:
+            shape = self.layout.num_blocks(request.num_computed), *self.row_shape
+            if request.kv.shape != shape or request.kv.dtype != self.layout.numpy_dtype:
+                raise RequestRefused(
+                    f"KV of {request.num_computed} tokens is {shape} of {self.layout.numpy_dtype}, got "
+                    f"{request.kv.shape} of {request.kv.dtype}"
+                )
 
 
 def spread(num_layers: int, ranks: int) -> tuple[int, ...]:

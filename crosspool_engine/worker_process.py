@@ -105,8 +105,9 @@ class WorkerProcess:
         return WorkerLost(f"worker {self.name} died with exit code {code}", worker=self.name, exit_code=code)
 
     def _await_stage(self) -> int:
+        slot = self._outstanding.popleft()  # answered, be it by an error
         self._receive()
-        return self._outstanding.popleft()
+        return slot
 
     def _send(self, order: Order) -> None:
         try:

@@ -1,0 +1,106 @@
+"""SIGKILL of any worker: it is reported, the other models go on, what was held comes back, restart works."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from ref_decode import ARCHITECTURES, decode, drive, greedy, halted, mixed, tokens_of
+
+from poolweave.crosspool_engine import DecodeEngine, DecodeRequest
+from poolweave.errors import WorkerLost
+
+pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(600)]
+NEW = 40
+
+
+def place(engine: DecodeEngine, saved: dict[str, tuple[Any, str]], alone: str) -> None:
+    """One model on FFN rank 1, all others on rank 0."""
+    for name in ARCHITECTURES:
+        engine.deactivate(name)
+        engine.activate(name, saved[name][1], owners=[int(name == alone)] * 3)
+
+
+def ask(engine: DecodeEngine, names: Sequence[str]) -> None:
+    for name in names:
+        engine.add(DecodeRequest(request_id=name, model=name, tokens=[7], max_new_tokens=NEW))
+
+
+def check_lost(engine: DecodeEngine, name: str) -> None:
+    lost = engine.result(name)
+    assert lost.finish_reason == "error"
+    assert isinstance(lost.error, WorkerLost)
+    assert lost.error.exit_code == -signal.SIGKILL
+
+
+def check_restart(engine: DecodeEngine, expected: dict[str, list[int]]) -> None:
+    """Blocks and pages came back; after a restart all is as before."""
+    engine.check()
+    with pytest.raises(WorkerLost):
+        ask(engine, ["glm"])
+    engine.restart()
+    assert tokens_of(decode(engine, mixed())) == expected
+
+
+def test_sigkill_of_each_worker_is_reported_and_one_restart_brings_all_back(
+    engine: DecodeEngine, saved: dict[str, tuple[Any, str]], expected: dict[str, list[int]]
+) -> None:
+    """First an FFN rank: its model ends, the others go on. Then the attention worker: all end."""
+    place(engine, saved, alone="glm")
+    others = ("qwen3-moe", "deepseek-v2")
+    doomed = engine.worker_pids()[2]
+    os.kill(doomed, signal.SIGSTOP)  # so that its model is in its hands when it dies
+    ask(engine, ("glm", *others))
+    ended: set[str] = set()
+    while len(ended) < len(others):
+        ended |= {news.request_id for news in engine.step() if news.finish_reason}
+    ask(engine, ["mixtral"])
+    os.kill(doomed, signal.SIGKILL)
+    drive(engine)
+    check_lost(engine, "glm")
+    for name in (*others, "mixtral"):
+        assert engine.result(name).tokens.tolist() == greedy(saved[name][0], [7], NEW)
+    assert engine.stats().lost == ("glm",)
+    engine.check()
+    engine.set_control(lowered=False, in_flight=2)
+    ask(engine, others)
+    while not engine.step():
+        pass  # until a first token: the host moves every stage, so that none is over yet
+    os.kill(engine.worker_pids()[0], signal.SIGKILL)
+    drive(engine)
+    for name in others:
+        check_lost(engine, name)
+    check_restart(engine, expected)
+
+
+@pytest.mark.slow
+def test_sigkill_of_an_ffn_rank_with_control_off(
+    engine: DecodeEngine, saved: dict[str, tuple[Any, str]], expected: dict[str, list[int]]
+) -> None:
+    place(engine, saved, alone="glm")
+    engine.set_control(lowered=False, in_flight=2)
+    ask(engine, ARCHITECTURES[:3])
+    told: set[str] = set()
+    while "glm" not in told:
+        told |= {news.request_id for news in engine.step()}
+    os.kill(engine.worker_pids()[2], signal.SIGKILL)
+    drive(engine)
+    check_lost(engine, "glm")
+    for name in ("qwen3-moe", "deepseek-v2"):
+        assert engine.result(name).tokens.tolist() == greedy(saved[name][0], [7], NEW)
+    check_restart(engine, expected)
+
+
+@pytest.mark.slow
+def test_sigkill_of_the_attention_worker_with_lowering(engine: DecodeEngine, expected: dict[str, list[int]]) -> None:
+    with halted(*engine.worker_pids()[1:]):  # every batch is at an FFN rank when the attention worker dies
+        ask(engine, ARCHITECTURES[:3])
+        engine.step(0.0)
+        os.kill(engine.worker_pids()[0], signal.SIGKILL)
+    drive(engine)
+    for name in ARCHITECTURES[:3]:
+        check_lost(engine, name)
+    check_restart(engine, expected)
