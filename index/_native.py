@@ -10,7 +10,9 @@ from poolweave._core import (
     NativeEventIndex,
     RadixStats,
     RadixTree,
+    RecomputeCost,
     chained_keys,
+    eviction_policies,
     kv_event_scope,
 )
 
@@ -24,6 +26,8 @@ __all__ = [
     "NativeEventIndex",
     "RadixStats",
     "RadixTree",
+    "RecomputeCost",
     "chained_keys",
+    "eviction_policies",
     "kv_event_scope",
 ]

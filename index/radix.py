@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from poolweave.errors import ConfigError
 from poolweave.index._native import EvictFilter, Inserted, Match, MissReason, RadixStats, RadixTree
+from poolweave.index.eviction import RecomputeCost, native_cost, policy_name
 from poolweave.index.identity import Identity
 from poolweave.index.namespaces import Namespaces
 from poolweave.types import TokenIds, UInt64Array, as_tokens, parse_bytes
@@ -41,9 +42,13 @@ class RadixIndex:
         max_bytes: int | str | None = None,
         max_tenant_bytes: int | str | None = None,
         ttl_s: float | None = None,
+        eviction: str | RecomputeCost = "lru",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError: `block_tokens` no power of two, a cap below 64 KiB, `ttl_s` not positive."""
+        """`eviction` is one of EVICTION_POLICIES, or figures for "cost-aware"; a tenant that passes its own cap always
+        gives up what it used least recently. Raises ConfigError: `block_tokens` no power of two, a cap below 64 KiB,
+        `ttl_s` not positive, no such policy.
+        """
         if ttl_s is not None and not 0 < ttl_s <= 1e9:
             raise ConfigError(f"ttl_s={ttl_s} is not between 0 and 1e9 seconds", setting="ttl_s", value=ttl_s)
         self._clock = clock if ttl_s is not None else None
@@ -53,8 +58,15 @@ class RadixIndex:
             max_tenant_bytes=_cap(max_tenant_bytes, "max_tenant_bytes"),
             ttl_ns=0 if ttl_s is None else max(1, int(ttl_s * _NS_PER_S)),
             seed=secrets.randbits(64),  # of the bucket hashes only: nobody can choose prompts that share a bucket
+            eviction=policy_name(eviction),
+            cost=native_cost(eviction),
         )
         self._namespaces = Namespaces(self._tree.set_tenant if max_tenant_bytes is not None else None)
+
+    @property
+    def eviction(self) -> str:
+        """The name of the policy."""
+        return self._tree.eviction
 
     @property
     def block_tokens(self) -> int:
@@ -105,9 +117,9 @@ class RadixIndex:
         return self._tree.delete(as_tokens(tokens), ns, filter)
 
     def evict(self, num_blocks: int, *, filter: EvictFilter | None = None) -> UInt64Array:
-        """Give up to `num_blocks` blocks up: lowest priority first, then least recently used, leaves from their ends.
+        """Give up to `num_blocks` blocks up: lowest priority first, then as the policy says, leaves from their ends.
 
-        Cost O(blocks given up + runs passed over).
+        Cost O(blocks given up + runs passed over); log(runs) more a run where the policy is not LRU.
         """
         return self._tree.evict(_count(num_blocks), filter)
 

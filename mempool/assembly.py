@@ -30,4 +30,5 @@ def build_space(
             tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
     table = BlockTable(limits[0], limits[1], epoch, layout.num_layers)
-    return BlockSpace(layout, table, tiers, RadixIndex(layout.block_tokens), config.copy_threads)
+    index = RadixIndex(layout.block_tokens, eviction=config.eviction)
+    return BlockSpace(layout, table, tiers, index, config.copy_threads)

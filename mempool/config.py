@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poolweave.errors import ConfigError
-from poolweave.index import Identity
+from poolweave.index import Identity, RecomputeCost
+from poolweave.index.eviction import policy_name
 from poolweave.mempool.arena import Wanted, wanted
 from poolweave.transfer import KVLayout, TransferConfig
 
@@ -18,6 +19,7 @@ class PoolConfig:
     space, not memory); None is four times the first size, and at least the machine's memory. `huge_pages`, `pinned`:
     "off", "prefer" or "require", see Arena. Above the share `high_watermark` of HBM in use (None: never) a thread makes
     room down to `low_watermark`, before an alloc needs it. `copy_threads`: of a swap.
+    `eviction`: which history goes first, one of EVICTION_POLICIES, or figures for "cost-aware".
     """
 
     page_bytes: int = 2 << 20
@@ -29,6 +31,7 @@ class PoolConfig:
     high_watermark: float | None = None
     copy_threads: int = 2
     transfer: TransferConfig | None = None
+    eviction: str | RecomputeCost = "lru"
 
     def identity(self, layout: KVLayout) -> Identity:
         """What a pool of `layout` holds unless a namespace says more: a shard's prefixes are its whole model's."""
@@ -44,6 +47,7 @@ class PoolConfig:
             )  # fmt: skip
         for setting in ("huge_pages", "pinned"):
             wanted(getattr(self, setting), setting)
+        policy_name(self.eviction)
         if self.high_watermark is not None and not 0 < self.low_watermark <= self.high_watermark <= 1:
             raise ConfigError(
                 f"watermarks are 0 < low <= high <= 1, got {self.low_watermark} and {self.high_watermark}",

@@ -45,8 +45,8 @@ class MemPool:
     """KV blocks over HBM and DRAM, an index from prompts to them, and transfers to other instances.
 
     Blocks are reference-counted: alloc() gives the caller one reference, match() gives one to its Hit, insert() adds
-    the index's, free() drops the caller's. Blocks that only the index refers to are evicted, least recently used
-    first, when room is needed. Every call is atomic over all its blocks: wrong handles raise UnknownBlock or
+    the index's, free() drops the caller's. Blocks that only the index refers to are evicted when room is needed,
+    least recently used first or as `PoolConfig.eviction` says. Every call is atomic over all its blocks: wrong handles raise UnknownBlock or
     StaleHandle and change nothing. Thread-safe. Close it, best by `with`; views stay valid afterwards.
     """
 
@@ -327,8 +327,9 @@ class MemPool:
         with space.lock:
             tiers = {memory.tier: space.tier_stats(number) for number, memory in space.tiers.items()}
             return PoolStats(
-                instance=self.instance, tiers=tiers, indexed=len(space.index), waiting=len(self._allocator.waiters),
-                events=dict(space.counters), index=space.index.stats(), transfer=self._links.stats(),
+                instance=self.instance, eviction=space.index.eviction, tiers=tiers, indexed=len(space.index),
+                waiting=len(self._allocator.waiters), events=dict(space.counters), index=space.index.stats(),
+                transfer=self._links.stats(),
             )  # fmt: skip
 
     def check(self) -> None:

@@ -44,6 +44,7 @@ class PoolStats:
     """A pool at one moment. `events` counts blocks: evicted, demoted, swapped_out, swapped_in, deleted, ..."""
 
     instance: str
+    eviction: str  # the name of the policy
     tiers: Mapping[Tier, TierStats]
     indexed: int
     waiting: int

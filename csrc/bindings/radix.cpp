@@ -89,7 +89,7 @@ void register_order(nb::class_<RadixTree>& cls) {
            return to_array(without_gil(n > kManyBlocks || !self.idle(), [&] { return self.evict(n, filter); }));
        }, "num_blocks"_a, "filter"_a = nb::none(),
        nb::sig("def evict(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]"),
-       "Up to num_blocks payloads given up, lowest priority first, then least recently used, leaves from their ends.")
+       "Up to num_blocks payloads given up, lowest priority first, in the policy's order, leaves from their ends.")
         .def("coldest", [](const RadixTree& self, std::size_t n, const Evictable* filter) {
             return to_array(without_gil(n > kManyBlocks || !self.idle(), [&] { return self.coldest(n, filter); }));
         }, "num_blocks"_a, "filter"_a = nb::none(),
@@ -113,11 +113,15 @@ void register_order(nb::class_<RadixTree>& cls) {
 
 void register_radix(nb::module_& m) {
     register_radix_results(m);
+    register_eviction(m);
     nb::class_<RadixTree> cls(m, "RadixTree", "An exact prefix index from int32 tokens to uint64 payloads. Thread-safe.");
     cls.def("__init__", [](RadixTree* self, std::uint32_t block_tokens, std::size_t max_bytes, std::size_t max_tenant_bytes,
-                           std::int64_t ttl_ns, std::uint64_t seed) {
-           new (self) RadixTree({block_tokens, max_bytes, max_tenant_bytes, ttl_ns, seed});
-       }, "block_tokens"_a = 16, nb::kw_only(), "max_bytes"_a = 0, "max_tenant_bytes"_a = 0, "ttl_ns"_a = 0, "seed"_a = 0)
+                           std::int64_t ttl_ns, std::uint64_t seed, std::string eviction, const RecomputeCost* cost) {
+           new (self) RadixTree({block_tokens, max_bytes, max_tenant_bytes, ttl_ns, seed, std::move(eviction),
+                                cost == nullptr ? RecomputeCost{} : *cost});
+       }, "block_tokens"_a = 16, nb::kw_only(), "max_bytes"_a = 0, "max_tenant_bytes"_a = 0, "ttl_ns"_a = 0, "seed"_a = 0,
+            "eviction"_a = "lru", "cost"_a = nb::none())
+        .def_prop_ro("eviction", &RadixTree::eviction, "The name of the policy.")
         .def("set_tenant", &RadixTree::set_tenant, "ns"_a, "tenant"_a)
         .def("tenant_bytes", &RadixTree::tenant_bytes, "ns"_a)
         .def("stats", &RadixTree::stats, nb::call_guard<nb::gil_scoped_release>())

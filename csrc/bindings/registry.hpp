@@ -9,6 +9,7 @@ void register_arena(nanobind::module_& m);
 void register_blocks(nanobind::module_& m);
 void register_block_list(nanobind::module_& m);  // by register_blocks
 void register_radix(nanobind::module_& m);
+void register_eviction(nanobind::module_& m);  // by register_radix
 void register_events(nanobind::module_& m);
 void register_copy(nanobind::module_& m);
 void register_stream(nanobind::module_& m);

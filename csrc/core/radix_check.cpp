@@ -84,8 +84,10 @@ std::string RadixTree::check_tenants() const {
 
 std::string RadixTree::check() const {
     const std::unique_lock guard(lock_);
-    const std::string fault = check_lists();
-    return fault.empty() ? check_tenants() : fault;
+    for (const auto part : {&RadixTree::check_lists, &RadixTree::check_tenants, &RadixTree::check_order}) {
+        if (std::string fault = (this->*part)(); !fault.empty()) return fault;
+    }
+    return "";
 }
 
 }  // namespace poolweave

@@ -28,29 +28,34 @@ std::size_t RadixTree::trim(NodeId id, std::size_t count, const Evictable* filte
     }
     const std::size_t given = node.num_blocks - left;
     if (given == 0) return 0;
-    remember_missing(node, left, reason);
+    remember_missing(id, left, reason);
     num_blocks_ -= given;
     gone_[static_cast<std::size_t>(reason)] += given;
     if (left == 0) {
         free_node(id);
     } else {
         nodes_.resize(node, static_cast<std::uint32_t>(left));
+        if (order_) order_->resize(id, static_cast<std::uint32_t>(left));
     }
     return given;
 }
 
-// Why the blocks of `node` from `first` on will be missing.
-void RadixTree::remember_missing(const Node& node, std::size_t first, MissReason reason) noexcept {
+// The hash of the block before block `first` of `node`; 0 when there is none.
+std::uint64_t RadixTree::hash_above(const Node& node, std::size_t first) const noexcept {
+    if (first > 0) return block_hash(block_at(node.tokens, first - 1));
     const Node& above = nodes_[node.parent];
-    std::uint64_t before = 0;
-    if (first > 0) {
-        before = block_hash(block_at(node.tokens, first - 1));
-    } else if (above.num_blocks > 0) {
-        before = block_hash(block_at(above.tokens, above.num_blocks - 1));
-    }
+    return above.num_blocks == 0 ? 0 : block_hash(block_at(above.tokens, above.num_blocks - 1));
+}
+
+// Why the blocks of this node from `first` on will be missing.
+void RadixTree::remember_missing(NodeId id, std::size_t first, MissReason reason) noexcept {
+    const Node& node = nodes_[id];
+    std::uint64_t before = hash_above(node, first);
     for (std::size_t i = first; i < node.num_blocks; ++i) {
         const std::uint64_t hash = block_hash(block_at(node.tokens, i));
-        misses_.mark(miss_hash(node.ns, node.depth + i, hash, before), reason);
+        const std::uint64_t name = miss_hash(node.ns, node.depth + i, hash, before);
+        misses_.mark(name, reason);
+        if (order_ && reason == MissReason::kEvicted) order_->give_up(id, name);
         before = hash;
     }
 }
@@ -62,8 +67,14 @@ void RadixTree::free_node(NodeId id) noexcept {
     children_.erase(children_.find(node.hash, [&](NodeId candidate) { return candidate == id; }));
     if (above.parent == kNoNode) first_blocks_.uncount(first_hash(node.tokens));
     unlink(id);
+    if (order_) order_->leave(id);
     nodes_.free(id);
-    if (--above.num_children == 0 && above.parent == kNoNode) free_root(parent);
+    if (--above.num_children > 0) return;
+    if (above.parent == kNoNode) {
+        free_root(parent);
+    } else if (order_) {
+        order_->set_leaf(parent, true);
+    }
 }
 
 void RadixTree::free_root(NodeId id) noexcept {
@@ -95,6 +106,10 @@ PayloadList RadixTree::evict(std::size_t count, const Evictable* filter) {
     const std::unique_lock guard(lock_);
     PayloadList out;
     out.reserve(std::min(count, num_blocks_));
+    if (order_) {
+        evict_ordered(count, filter, out);
+        return out;
+    }
     for (std::size_t priority = 0; priority < kPriorities; ++priority) {
         NodeId id = lists_.oldest(priority);
         while (id != kNoNode && out.size() < count) {
@@ -109,6 +124,10 @@ PayloadList RadixTree::evict(std::size_t count, const Evictable* filter) {
 PayloadList RadixTree::coldest(std::size_t count, const Evictable* filter) const {
     const std::unique_lock guard(lock_);
     PayloadList out;
+    if (order_) {
+        coldest_ordered(count, filter, out);
+        return out;
+    }
     for (std::size_t priority = 0; priority < kPriorities; ++priority) {
         for (NodeId id = lists_.oldest(priority); id != kNoNode; id = nodes_[id].newer[kWholeTree]) {
             const Node& node = nodes_[id];

@@ -62,7 +62,7 @@ void RadixTree::report_duplicates(const Position& end, Payloads payloads, Insert
 // --- room under the caps -----------------------------------------------------------------------------------
 
 bool RadixTree::grows_in_place(const Position& end, std::size_t wanted) const noexcept {
-    if (end.blocks == 0) return false;
+    if (end.blocks == 0 || order_) return false;  // an order keeps apart what was not inserted together
     const Node& node = nodes_[end.node];
     return end.offset == node.num_blocks && is_victim(node) && node.num_blocks + wanted <= kShortRun;
 }
@@ -75,8 +75,10 @@ std::size_t RadixTree::needed_bytes(const Position& end, std::size_t wanted) con
     const bool roots = end.node == kNoNode;
     const std::size_t made = std::size_t{splits} + std::size_t{wanted > 0};
     const std::size_t tables = children_.growth_bytes(made) + first_blocks_.growth_bytes(end.blocks == 0 ? 1 : 0);
-    return nodes_.run_bytes(wanted) + (splits ? nodes_.run_bytes(end.offset) : 0) + (roots ? kRootBytes : 0) +
-           nodes_.growth_bytes(made + std::size_t{roots}) + tables;
+    const std::size_t slab = nodes_.growth_bytes(made + std::size_t{roots});
+    const std::size_t states = order_ ? slab / sizeof(Node) * sizeof(RunState) : 0;
+    return nodes_.run_bytes(wanted) + (splits ? nodes_.run_bytes(end.offset) : 0) + (roots ? kRootBytes : 0) + slab + states +
+           tables;
 }
 
 std::size_t RadixTree::needed_tenant_bytes(const Position& end, std::size_t wanted) const noexcept {
@@ -99,6 +101,15 @@ std::size_t RadixTree::excess_bytes(const Position& end, std::size_t wanted, std
 template <class Excess>
 void RadixTree::evict_while(const RecencyLists& lists, ListKind kind, PayloadList& out, Excess&& excess) {
     const std::size_t per_block = block_bytes_ + sizeof(std::uint64_t);
+    if (order_ && kind == kWholeTree) {
+        EvictionOrder::Walk walk(*order_);
+        for (std::size_t bytes = excess(); bytes > 0; bytes = excess()) {
+            const NodeId id = walk.next();
+            if (id == kNoNode) return;
+            if (is_victim(nodes_[id])) trim(id, bytes / per_block + 1, nullptr, MissReason::kEvicted, out);
+        }
+        return;
+    }
     for (std::size_t priority = 0; priority < kPriorities; ++priority) {
         NodeId id = lists.oldest(priority);
         while (id != kNoNode) {
@@ -173,6 +184,11 @@ NodeId RadixTree::attach(NodeId parent, const std::int32_t* tokens, Payloads pay
     const bool first = nodes_[parent].parent == kNoNode;
     children_.reserve(1);
     first_blocks_.reserve(first ? 1 : 0);
+    std::vector<std::uint64_t> names;
+    if (order_) {
+        order_->reserve(nodes_.num_ids_after_make());
+        if (order_->wants_names()) names = block_names(parent, tokens, payloads.size());
+    }
     const NodeId id = nodes_.make(static_cast<std::uint32_t>(payloads.size()), nodes_[parent].tenant);
     Node& node = nodes_[id];
     Node& above = nodes_[parent];
@@ -187,12 +203,17 @@ NodeId RadixTree::attach(NodeId parent, const std::int32_t* tokens, Payloads pay
     children_.insert(node.hash, id);
     if (first) first_blocks_.count(first_hash(tokens));
     link_front(id);
+    if (order_) {
+        if (!first) order_->set_leaf(parent, false);
+        order_->enter(id, node, names);
+    }
     return id;
 }
 
 // Cuts a run: a new node takes the first `at` blocks and stands above the old one, which keeps its id and children.
 NodeId RadixTree::split(NodeId id, std::size_t at) {
     children_.reserve(1);
+    if (order_) order_->reserve(nodes_.num_ids_after_make());
     const NodeId upper_id = nodes_.make(static_cast<std::uint32_t>(at), nodes_[id].tenant);
     Node& upper = nodes_[upper_id];
     Node& lower = nodes_[id];
@@ -211,6 +232,7 @@ NodeId RadixTree::split(NodeId id, std::size_t at) {
     lists_.insert_newer(nodes_, upper_id, id);
     if (caps_tenants()) lower.tenant->lists.insert_newer(nodes_, upper_id, id);
     nodes_.drop_front(lower, static_cast<std::uint32_t>(at));
+    if (order_) order_->split(upper_id, id, static_cast<std::uint32_t>(at));
     lower.parent = upper_id;
     lower.depth += static_cast<std::uint32_t>(at);
     lower.hash = child_hash(upper_id, lower.tokens);
@@ -225,7 +247,8 @@ void RadixTree::merge_short_runs(NodeId id) {
         Node& upper = nodes_[above];
         Node& lower = nodes_[id];
         const std::size_t together = upper.num_blocks + lower.num_blocks;
-        const bool alike = upper.num_children == 1 && upper.pins == lower.pins && upper.priority == lower.priority;
+        const bool alike = upper.num_children == 1 && upper.pins == lower.pins && upper.priority == lower.priority &&
+                           (!order_ || order_->alike(above, id));
         const bool room = config_.max_bytes == 0 || nbytes_locked() + nodes_.run_bytes(together) <= config_.max_bytes;
         if (!alike || !room || together > kShortRun || !nodes_.join(upper, lower)) return;
         children_.erase(children_.find(lower.hash, [&](NodeId candidate) { return candidate == id; }));
@@ -234,6 +257,7 @@ void RadixTree::merge_short_runs(NodeId id) {
         lower.depth = upper.depth;
         lower.hash = upper.hash;
         unlink(above);
+        if (order_) order_->join(above, id);
         nodes_.free(above);
     }
 }

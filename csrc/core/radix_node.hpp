@@ -93,6 +93,8 @@ class NodeSlab {
         return free_.size() >= count ? 0 : (count + kChunk - 1) / kChunk * kChunk * sizeof(Node);
     }
     std::size_t live() const noexcept { return live_; }
+    // All ids lie below this, also that of the next node made.
+    std::size_t num_ids_after_make() const noexcept { return (chunks_.size() + (free_.empty() ? 1 : 0)) * kChunk; }
 
   private:
     static constexpr std::size_t kChunk = 64;

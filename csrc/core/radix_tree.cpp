@@ -19,6 +19,12 @@ constexpr std::size_t kMaxMissSlots = 64 << 10;  // 256 KiB
 constexpr std::int64_t kMaxTtl = std::int64_t{1} << 62;
 constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15u;
 
+// Under a cap, what a policy remembers of blocks that it gave up takes about a sixteenth of it.
+std::size_t max_ghosts(std::size_t max_bytes) {
+    constexpr std::size_t kMost = 128 << 10;  // 3 MiB
+    return max_bytes == 0 ? kMost : std::min(kMost, std::bit_floor(max_bytes / 512));
+}
+
 // Under a cap, what misses are remembered by takes at most a sixteenth of it.
 std::size_t miss_slots(std::size_t max_bytes) {
     if (max_bytes == 0) return kMaxMissSlots;
@@ -57,7 +63,8 @@ RadixTree::RadixTree(const RadixConfig& config)
       block_shift_(static_cast<std::uint32_t>(std::countr_zero(config.block_tokens))),
       block_bytes_(config.block_tokens * sizeof(std::int32_t)),
       nodes_(config.block_tokens),
-      misses_(miss_slots(config.max_bytes)) {}
+      misses_(miss_slots(config.max_bytes)),
+      order_(make_eviction_order({config.eviction, config.cost, config.block_tokens, max_ghosts(config.max_bytes)})) {}
 
 // --- tokens and bucket hashes ------------------------------------------------------------------------------
 
@@ -150,12 +157,14 @@ MissReason RadixTree::why(Tokens tokens, std::uint32_t ns, const Position& end) 
 }
 
 void RadixTree::touch(NodeId deepest, std::int64_t now_ns, std::uint8_t priority) noexcept {
+    if (order_) order_->tick();
     for (NodeId id = deepest; id != kNoNode && nodes_[id].parent != kNoNode; id = nodes_[id].parent) {
         Node& node = nodes_[id];
         unlink(id);
         node.priority = std::max(node.priority, priority);
         node.used_ns.store(now_ns, std::memory_order_relaxed);
         link_front(id);
+        if (order_) order_->use(id, node);
     }
 }
 
@@ -232,7 +241,8 @@ std::size_t RadixTree::num_blocks() const {
 }
 
 std::size_t RadixTree::nbytes_locked() const noexcept {
-    return nodes_.nbytes() + children_.nbytes() + first_blocks_.nbytes() + misses_.nbytes() + roots_.size() * kRootBytes;
+    return nodes_.nbytes() + children_.nbytes() + first_blocks_.nbytes() + misses_.nbytes() + roots_.size() * kRootBytes +
+           (order_ ? order_->nbytes() : 0);
 }
 
 std::size_t RadixTree::tenant_bytes(std::uint32_t ns) const {

@@ -20,6 +20,7 @@
 
 #include "core/child_table.hpp"
 #include "core/evictable.hpp"
+#include "core/eviction_policies.hpp"
 #include "core/miss_reasons.hpp"
 #include "core/radix_node.hpp"
 #include "core/shared_lock.hpp"
@@ -36,6 +37,8 @@ struct RadixConfig {
     std::size_t max_tenant_bytes = 0;     // of one tenant's runs; 0 = no cap
     std::int64_t ttl_ns = 0;              // since the last touch; 0 = for ever
     std::uint64_t seed = 0;               // of the bucket hashes
+    std::string eviction = "lru";         // the order of victims; a tenant's own cap always takes its least recently used
+    RecomputeCost cost = {};              // for "cost-aware"
 };
 
 struct Match {
@@ -92,7 +95,7 @@ class RadixTree {
 
     // Gives up the blocks of this prompt from its end upward while no other prompt runs through them.
     PayloadList remove(Tokens tokens, std::uint32_t ns, const Evictable* filter = nullptr);
-    // Up to `count` blocks, least recently used leaves of the lowest priority first, each from its end.
+    // Up to `count` blocks, leaves of the lowest priority first, in the policy's order, each from its end.
     PayloadList evict(std::size_t count, const Evictable* filter = nullptr);
     // The blocks that evict() would come to first, without removing them and without the rule that leaves go first.
     PayloadList coldest(std::size_t count, const Evictable* filter = nullptr) const;
@@ -112,6 +115,7 @@ class RadixTree {
     std::size_t num_blocks() const;
     std::size_t tenant_bytes(std::uint32_t ns) const;
     RadixStats stats() const;
+    const std::string& eviction() const noexcept { return config_.eviction; }
     // Checks all invariants; a sentence about the first one that does not hold, or an empty string. O(tree).
     std::string check() const;
 
@@ -158,6 +162,7 @@ class RadixTree {
     std::size_t excess_bytes(const Position& end, std::size_t wanted, std::uint32_t ns) const noexcept;
     template <class Excess>
     void evict_while(const RecencyLists& lists, ListKind kind, PayloadList& out, Excess&& excess);
+    std::vector<std::uint64_t> block_names(NodeId parent, const std::int32_t* tokens, std::size_t count) const;
     std::size_t make_room(Position& end, std::size_t wanted, std::uint32_t ns, PayloadList& evicted);
     NodeId add_blocks(const Position& end, Tokens tokens, Payloads payloads, std::uint32_t ns);
     void append(Node& leaf, const std::int32_t* tokens, Payloads payloads);
@@ -172,11 +177,14 @@ class RadixTree {
 
     // Removal (radix_evict.cpp).
     std::size_t trim(NodeId id, std::size_t count, const Evictable* filter, MissReason reason, PayloadList& out);
-    void remember_missing(const Node& node, std::size_t first, MissReason reason) noexcept;
+    void remember_missing(NodeId id, std::size_t first, MissReason reason) noexcept;
+    std::uint64_t hash_above(const Node& node, std::size_t first) const noexcept;
     void free_node(NodeId id) noexcept;
     void free_root(NodeId id) noexcept;
     PayloadList expire_locked(std::int64_t now_ns);
     PayloadList clear_where(const std::uint32_t* ns, MissReason reason);
+    void evict_ordered(std::size_t count, const Evictable* filter, PayloadList& out);
+    void coldest_ordered(std::size_t count, const Evictable* filter, PayloadList& out) const;
     bool is_victim(const Node& node) const noexcept { return node.num_children == 0 && node.pins == 0; }
     void pin_path(NodeId deepest, bool pin) noexcept;
 
@@ -187,6 +195,7 @@ class RadixTree {
     std::string check_node(NodeId id) const;
     std::string check_lists() const;
     std::string check_tenants() const;
+    std::string check_order() const;
 
     static constexpr std::int64_t kBeforeAll = std::numeric_limits<std::int64_t>::min();
     static constexpr std::size_t kRootBytes = 256;  // what a namespace takes in the maps below
@@ -200,6 +209,7 @@ class RadixTree {
     ChildTable children_;
     ChildTable first_blocks_;             // hash of a namespace's first block -> how often it is one
     MissMemory misses_;
+    std::unique_ptr<EvictionOrder> order_;  // none for LRU, which is the order of lists_
     std::unordered_map<std::uint32_t, NodeId> roots_;
     std::unordered_map<std::uint32_t, std::uint32_t> tenant_names_;          // namespaces with a tenant of their own choice
     std::unordered_map<std::uint64_t, std::unique_ptr<Tenant>> tenants_;     // by tenant_key()

@@ -434,14 +434,42 @@ class RadixStats:
     @property
     def gone(self) -> dict[MissReason, int]: ...
 
+class RecomputeCost:
+    """What losing a block costs; see index/eviction.py."""
+
+    def __init__(
+        self, seconds_per_token: float = 1.0, seconds_per_context_token: float = 0.0, bytes_per_token: float = 1.0
+    ) -> None: ...
+    @property
+    def seconds_per_token(self) -> float: ...
+    @property
+    def seconds_per_context_token(self) -> float: ...
+    @property
+    def bytes_per_token(self) -> float: ...
+
+def eviction_policies() -> list[str]:
+    """The names of all policies."""
+
 class RadixTree:
     """
     An exact prefix index from int32 tokens to uint64 payloads. Thread-safe.
     """
 
     def __init__(
-        self, block_tokens: int = 16, *, max_bytes: int = 0, max_tenant_bytes: int = 0, ttl_ns: int = 0, seed: int = 0
+        self,
+        block_tokens: int = 16,
+        *,
+        max_bytes: int = 0,
+        max_tenant_bytes: int = 0,
+        ttl_ns: int = 0,
+        seed: int = 0,
+        eviction: str = "lru",
+        cost: RecomputeCost | None = None,
     ) -> None: ...
+    @property
+    def eviction(self) -> str:
+        """The name of the policy."""
+
     def set_tenant(self, ns: int, tenant: int) -> bool: ...
     def tenant_bytes(self, ns: int) -> int: ...
     def stats(self) -> RadixStats: ...
@@ -481,7 +509,7 @@ class RadixTree:
 
     def evict(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
         """
-        Up to num_blocks payloads given up, lowest priority first, then least recently used, leaves from their ends.
+        Up to num_blocks payloads given up, lowest priority first, in the policy's order, leaves from their ends.
         """
 
     def coldest(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:

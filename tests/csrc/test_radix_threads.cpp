@@ -40,8 +40,8 @@ void right(const Match& found, const PayloadList& all) {
     CHECK((found.miss_reason == MissReason::kNone) == (found.blocks.size() == all.size()));
 }
 
-void readers_beside_a_writer() {
-    RadixTree tree({.block_tokens = kBlock, .max_bytes = 128 << 10, .ttl_ns = 1'000'000});
+void readers_beside_a_writer(const char* eviction) {
+    RadixTree tree({.block_tokens = kBlock, .max_bytes = 128 << 10, .ttl_ns = 1'000'000, .eviction = eviction});
     std::vector<std::vector<std::int32_t>> prompts;
     std::vector<PayloadList> payloads;
     for (std::size_t i = 0; i < kPrompts; ++i) {
@@ -83,6 +83,6 @@ void readers_beside_a_writer() {
 }  // namespace
 
 int main() {
-    readers_beside_a_writer();
+    for (const char* eviction : {"lru", "arc", "cost-aware"}) readers_beside_a_writer(eviction);
     return 0;
 }

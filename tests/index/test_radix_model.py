@@ -21,9 +21,11 @@ namespaces = st.integers(0, 1)
 class RadixModel(RuleBasedStateMachine):
     """Every payload is unique, so the oracle can tell which block the index gave up."""
 
+    eviction = "lru"
+
     @initialize()
     def start(self) -> None:
-        self.index = RadixIndex(BLOCK)
+        self.index = RadixIndex(BLOCK, eviction=self.eviction)
         self.oracle = PrefixOracle(BLOCK)
         self.payloads = count(1)
         self.held: list[tuple[Match, tuple[int, Prefix]]] = []
@@ -104,3 +106,17 @@ class RadixModel(RuleBasedStateMachine):
 
 TestRadixModel = RadixModel.TestCase
 TestRadixModel.settings = settings(stateful_step_count=40)
+
+
+def model_of(policy: str) -> type:
+    """The same under another policy: no descendant is orphaned, nothing pinned goes."""
+    case = type(f"Radix_{policy}", (RadixModel,), {"eviction": policy}).TestCase
+    case.settings = settings(max_examples=8, stateful_step_count=30)
+    return case
+
+
+TestLfuModel = model_of("lfu")
+TestFifoModel = model_of("fifo")
+TestS3FifoModel = model_of("s3fifo")
+TestArcModel = model_of("arc")
+TestCostAwareModel = model_of("cost-aware")
