@@ -46,8 +46,9 @@ class MemPool:
 
     Blocks are reference-counted: alloc() gives the caller one reference, match() gives one to its Hit, insert() adds
     the index's, free() drops the caller's. Blocks that only the index refers to are evicted when room is needed,
-    least recently used first or as `PoolConfig.eviction` says. Every call is atomic over all its blocks: wrong handles raise UnknownBlock or
-    StaleHandle and change nothing. Thread-safe. Close it, best by `with`; views stay valid afterwards.
+    least recently used first or as `PoolConfig.eviction` says. Every call is atomic over all its blocks: wrong handles
+    raise UnknownBlock or StaleHandle and change nothing. Thread-safe. Close it, best by `with`; views stay valid
+    afterwards.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ TestRadixModel.settings = settings(stateful_step_count=40)
 def model_of(policy: str) -> type:
     """The same under another policy: no descendant is orphaned, nothing pinned goes."""
     case = type(f"Radix_{policy}", (RadixModel,), {"eviction": policy}).TestCase
-    case.settings = settings(max_examples=8, stateful_step_count=30)
+    case.settings = settings(max_examples=max(8, settings.default.max_examples // 4), stateful_step_count=30)
     return case
 
 
