@@ -34,7 +34,7 @@ def test_version() -> None:
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.returncode == 0
-    assert all(name in result.stdout for name in ("demo", "doctor", "version"))
+    assert all(name in result.stdout for name in ("demo", "doctor", "plan", "version"))
 
 
 def test_a_wrong_option_is_a_usage_error() -> None:

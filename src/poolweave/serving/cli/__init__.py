@@ -29,7 +29,14 @@ def main() -> None:
         _fail("interrupted", code=130)
 
 
-_EXTRAS = {"typer": "serve", "rich": "serve", "torch": "engine", "transformers": "engine", "safetensors": "engine"}
+_EXTRAS = {
+    "typer": "serve",
+    "rich": "serve",
+    "scipy": "plan",
+    "torch": "engine",
+    "transformers": "engine",
+    "safetensors": "engine",
+}
 
 
 def _fail(message: str, code: int = 1) -> None:

@@ -6,6 +6,7 @@ import typer
 
 from poolweave.serving.cli.demo import demo
 from poolweave.serving.cli.doctor import doctor
+from poolweave.serving.cli.plan import plan
 from poolweave.serving.cli.version import version
 
 app = typer.Typer(
@@ -13,5 +14,5 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (version, doctor, demo):
+for command in (version, doctor, demo, plan):
     app.command()(command)
