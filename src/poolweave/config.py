@@ -33,16 +33,20 @@ def load(path: str | Path, kind: type[T]) -> T:
     Raises ConfigError naming the file, the key and what to write instead: unreadable file, TOML that does not parse,
     unknown or misspelt key, wrong type, value out of range.
     """
+    return from_mapping(read_mapping(path), kind, where=str(path))
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The TOML file at `path` as it stands. Raises ConfigError for one that cannot be read or parsed."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the config file {path}: {reason}", setting="config", value=str(path)) from error
     try:
-        mapping = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", setting="config", value=str(path)) from error
-    return from_mapping(mapping, kind, where=str(path))
 
 
 def from_mapping(mapping: Mapping[str, Any], kind: type[T], *, where: str = "config") -> T:

@@ -22,7 +22,7 @@ from ref_transformers import save_random_model
 
 from poolweave.errors import AddressInUse, ConfigError, DeadlineExceeded, InstanceDied, ModelNotFound
 from poolweave.mempool import MemPool
-from poolweave.serving.child import Child
+from poolweave.serving.child import Child, instance_program
 from poolweave.serving.cluster import LocalCluster
 from poolweave.serving.instance_config import ClusterConfig, InstanceConfig
 from poolweave.transfer import KVLayout
@@ -107,7 +107,7 @@ def test_an_instance_that_is_not_ready_in_time_is_ended(config: InstanceConfig) 
 
 
 def test_sigterm_ends_an_instance_cleanly(config: InstanceConfig) -> None:
-    child = Child(config)
+    child = Child(instance_program(config))
     try:
         child.wait_ready(60)
         os.kill(child.pid, signal.SIGTERM)

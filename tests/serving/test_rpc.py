@@ -24,6 +24,7 @@ from poolweave.errors import (
     PoolweaveError,
     RequestRefused,
 )
+from poolweave.index import Identity
 from poolweave.serving.instance_client import InstanceClient
 from poolweave.serving.messages import (
     MAX_FRAME_BYTES,
@@ -52,7 +53,7 @@ WELCOME = Welcome(
     instance="p",
     role="prefill",
     pid=1,
-    model="m",
+    identity=Identity(model="m"),
     block_tokens=16,
     block_bytes=1024,
     pool_blocks=8,
@@ -314,8 +315,8 @@ def test_a_killed_server_fails_pending_and_later_calls_with_peer_lost() -> None:
         "import sys\n"
         "server = RpcServer('tcp://127.0.0.1:0', epoch=9, name='p')\n"
         "print(server.address, flush=True)\n"
-        "w = Welcome(instance='p', role='prefill', pid=1, model='m', block_tokens=16, block_bytes=1, pool_blocks=1,"
-        " max_positions=1, addresses={})\n"
+        "w = Welcome(instance='p', role='prefill', pid=1, identity=Identity(model='m'), block_tokens=16,"
+        " block_bytes=1, pool_blocks=1, max_positions=1, addresses={})\n"
         "def handle(caller, request):\n"
         "    if isinstance(request, Hello): caller.reply(w)\n"
         "    else: print('asked', flush=True)\n"

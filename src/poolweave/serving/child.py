@@ -1,4 +1,4 @@
-"""One instance as a child process of this one: spawned, awaited, stopped, killed. Knows no message and no pool."""
+"""One service as a child process of this one: spawned, awaited, stopped, killed. Knows no message and no pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import IO
+from dataclasses import dataclass
+from typing import IO, Any
 
 from poolweave.errors import InstanceDied
 from poolweave.serving.instance_config import InstanceConfig
@@ -19,25 +20,40 @@ _STOP_S = 10.0
 _LOG_TAIL_BYTES = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a child runs: a module that serves (see service.py), with its settings."""
+
+    name: str
+    module: str
+    config: Any
+    num_threads: int = 1  # of every library in it
+
+
+def instance_program(config: InstanceConfig) -> Program:
+    """An instance."""
+    return Program(config.name, "poolweave.serving.instance", config, config.engine.num_threads)
+
+
 class Child:
     """Started at construction; `wait_ready` gives its address. `close` always leaves the process reaped.
 
     What it prints goes to an unlinked temporary file, of which the end is shown when it dies at its start.
     """
 
-    def __init__(self, config: InstanceConfig) -> None:
-        self.name = config.name
+    def __init__(self, program: Program) -> None:
+        self.name = program.name
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         ours, theirs = socket.socketpair()
         self._line = ours
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "poolweave.serving.instance", "--lifeline", str(theirs.fileno())],
+                [sys.executable, "-m", program.module, "--lifeline", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env=_environment(config.engine.num_threads),
+                env=_environment(program.num_threads),
             )
         except BaseException:
             self._line.close()
@@ -46,7 +62,7 @@ class Child:
         finally:
             theirs.close()
         with contextlib.suppress(BrokenPipeError):  # it died already: wait_ready says how
-            send_config(self._line, config)
+            send_config(self._line, program.config)
 
     @property
     def pid(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from poolweave.errors import ConfigError, PeerLost
-from poolweave.serving.child import Child
+from poolweave.serving.child import Child, instance_program
 from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.serving.flows import flow_named
 from poolweave.serving.generation import Generation, Route
@@ -143,7 +143,7 @@ class LocalCluster:
         members: list[Member] = []
         try:
             for config in configs:
-                children.append((config, Child(config)))
+                children.append((config, Child(instance_program(config))))
             for config, child in children:
                 address = child.wait_ready(self.config.start_timeout_s)
                 members.append(Member(config, child, InstanceClient(address, peer=config.name)))

@@ -8,25 +8,21 @@ It ends on SIGTERM, and with its parent when that started it with a lifeline. St
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
 import secrets
-import signal
-import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from poolweave.config import load
-from poolweave.errors import PoolweaveError, RequestRefused
+from poolweave.errors import RequestRefused
 from poolweave.mempool import MemPool, PoolConfig
 from poolweave.serving.instance_config import InstanceConfig
+from poolweave.serving.instance_membership import InstanceMembership
 from poolweave.serving.job_runner import JobRunner
-from poolweave.serving.lifeline import Ready, StartFailed, end_with_parent, receive_config, say
 from poolweave.serving.messages import (
     Cancel,
     Complete,
@@ -36,7 +32,6 @@ from poolweave.serving.messages import (
     Discard,
     Disconnect,
     Done,
-    ErrorInfo,
     Hello,
     Prefill,
     Request,
@@ -44,6 +39,7 @@ from poolweave.serving.messages import (
     Welcome,
 )
 from poolweave.serving.rpc_server import Caller, RpcServer
+from poolweave.serving.service import run_process
 from poolweave.serving.tasks import CompleteTask, DecodeTask, PrefillTask, Workplace, tag_of
 from poolweave.transfer import TransferConfig
 from poolweave.types import Role, Tier
@@ -80,6 +76,7 @@ class Instance:
         except BaseException:
             self._server.close()
             raise
+        self._membership: InstanceMembership | None = None
         self._workplace = Workplace(self._pool, self._model.identity, config.lease_s)
         self._handlers: dict[type[Request], Callable[[Caller, Any], None]] = {
             Hello: lambda caller, request: caller.reply(self._welcome()),
@@ -101,6 +98,10 @@ class Instance:
     def serve(self) -> int:
         """Run until `stop`; -> the process's exit code."""
         logger.info("%s serves at %s", self._config.name, self.address)
+        if self._config.registry is not None:
+            self._membership = InstanceMembership(
+                self._config, self._pool, (self.address, *self._pool.addresses.values())
+            )
         self._server.serve(self._handle, on_gone=self._runner.cancel_client)
         return 1 if self._broken else 0
 
@@ -109,7 +110,9 @@ class Instance:
         self._server.stop()
 
     def close(self) -> None:
-        """Fail what runs, free the pool. Idempotent."""
+        """Leave the deployment, fail what runs, free the pool. Idempotent."""
+        if self._membership is not None:
+            self._membership.close()
         self._runner.stop()
         self._pool.close()
         self._runner.join()
@@ -128,7 +131,7 @@ class Instance:
             instance=self._config.name,
             role=self._config.role.value,
             pid=os.getpid(),
-            model=self._model.identity.model,
+            identity=self._model.identity,
             block_tokens=layout.block_tokens,
             block_bytes=layout.block_bytes,
             pool_blocks=self._pool.stats().tiers[Tier.HBM].total,
@@ -187,50 +190,8 @@ def _pool(config: InstanceConfig, model: LoadedModel) -> MemPool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start, say so, serve. Errors of the start go to the parent, or to stderr as one line; the exit code is then 1."""
-    parser = argparse.ArgumentParser(prog="poolweave.serving.instance", description="Run one poolweave instance.")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", metavar="FILE", help="TOML file with the instance's settings")
-    source.add_argument("--lifeline", metavar="FD", type=int, help="socket to the parent, which sends the settings")
-    options = parser.parse_args(arguments)
-    level = os.environ.get("POOLWEAVE_LOG_LEVEL", "WARNING").upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    line = None if options.lifeline is None else socket.socket(fileno=options.lifeline)
-    try:
-        config = load(options.config, InstanceConfig) if line is None else receive_config(line)
-        if line is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it stops us
-            end_with_parent(line)
-        instance = Instance(config)
-    except PoolweaveError as error:
-        _report(line, error)
-        return 1
-    return _serve(instance, line)
-
-
-def _serve(instance: Instance, line: socket.socket | None) -> int:
-    """Until a signal; -> the exit code. Afterwards nothing refers to the instance any more."""
-    signals = (signal.SIGTERM, signal.SIGINT) if line is None else (signal.SIGTERM,)
-    for number in signals:
-        signal.signal(number, lambda signum, frame: instance.stop())
-    if line is None:
-        sys.stdout.write(instance.address + "\n")
-        sys.stdout.flush()
-    else:
-        say(line, Ready(instance.address))
-    try:
-        return instance.serve()
-    finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
-        instance.close()
-
-
-def _report(line: socket.socket | None, error: PoolweaveError) -> None:
-    if line is None:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-    else:
-        say(line, StartFailed(ErrorInfo.of(error)))
+    """The process; -> its exit code."""
+    return run_process(InstanceConfig, Instance, "poolweave.serving.instance", arguments)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from poolweave.errors import ConfigError
+from poolweave.scheduler.membership import MembershipConfig
 from poolweave.serving.engine.config import EngineConfig
 from poolweave.types import Role, parse_bytes
 
@@ -19,7 +20,8 @@ class InstanceConfig:
 
     `name` is the instance's in every address and message. `model`: "smollm2" or a local Hugging Face directory.
     `listen` takes control messages; KV goes by the two transports, always both. `lease_s` bounds how long blocks
-    wait for a peer that says nothing. Raises ConfigError for values out of range.
+    wait for a peer that says nothing. `registry`: where the deployment's members are written down; None: nowhere,
+    whoever started the instance connects it. Raises ConfigError for values out of range.
     """
 
     name: str
@@ -31,6 +33,8 @@ class InstanceConfig:
     dram: str | int = 0
     listen: str = "tcp://127.0.0.1:0"
     lease_s: float = 30.0
+    registry: str | None = None
+    membership: MembershipConfig = field(default_factory=MembershipConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:

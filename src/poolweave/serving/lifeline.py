@@ -1,4 +1,4 @@
-"""The socket pair between a parent and the instance it started: settings down, readiness up, and life itself.
+"""The socket pair between a parent and the process it started: settings down, readiness up, and life itself.
 
 It ends when either process does, however it does: the instance then stops, and the parent knows at once.
 """
@@ -9,25 +9,25 @@ import os
 import signal
 import socket
 import threading
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from poolweave.errors import DeadlineExceeded, InstanceDied
-from poolweave.serving.instance_config import InstanceConfig
 from poolweave.serving.messages import ErrorInfo
 
+C = TypeVar("C")
 _GRACE_S = 10.0  # from the parent's end to a hard exit
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The instance serves at `address`."""
+    """The process serves at `address`."""
 
     address: str
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The instance could not start and is about to exit."""
+    """The process could not start and is about to exit."""
 
     error: ErrorInfo
 
@@ -35,13 +35,13 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
 Word: TypeAlias = Ready | StartFailed
 
 
-def receive_config(line: socket.socket) -> InstanceConfig:
-    """The settings that the parent sends first; one line of JSON."""
-    return msgspec.json.decode(_read_line(line), type=InstanceConfig)
+def receive_config(line: socket.socket, kind: type[C]) -> C:
+    """The settings that the parent sends first, as a `kind`; one line of JSON."""
+    return msgspec.json.decode(_read_line(line), type=kind)
 
 
-def send_config(line: socket.socket, config: InstanceConfig) -> None:
-    """Hand a new instance its settings."""
+def send_config(line: socket.socket, config: Any) -> None:
+    """Hand a new process its settings."""
     line.sendall(msgspec.json.encode(config) + b"\n")
 
 
@@ -54,7 +54,7 @@ def say(line: socket.socket, word: Word) -> None:
 
 
 def hear(line: socket.socket, *, instance: str, timeout_s: float) -> str:
-    """Wait for the instance's word; -> its address.
+    """Wait for the process's word; -> its address.
 
     Raises the error that kept it from starting, InstanceDied when it ended without a word, DeadlineExceeded.
     """
@@ -63,12 +63,12 @@ def hear(line: socket.socket, *, instance: str, timeout_s: float) -> str:
         word = msgspec.json.decode(_read_line(line), type=Word)
     except TimeoutError:
         raise DeadlineExceeded(
-            f"instance {instance} was not ready after {timeout_s:g} s; raise start_timeout_s or choose a smaller model",
+            f"{instance} was not ready after {timeout_s:g} s; raise start_timeout_s or choose a smaller model",
             peer=instance,
             seconds=timeout_s,
         ) from None
     except (EOFError, ConnectionResetError):
-        raise InstanceDied(f"instance {instance} ended before it was ready", instance=instance) from None
+        raise InstanceDied(f"{instance} ended before it was ready", instance=instance) from None
     if isinstance(word, StartFailed):
         raise word.error.error()
     return word.address

@@ -13,6 +13,7 @@ import numpy as np
 
 from poolweave import errors
 from poolweave.errors import PoolweaveError, RequestRefused
+from poolweave.index import Identity
 from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.types import Int32Array, TokenIds, as_tokens
 
@@ -148,12 +149,12 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """`addresses`: where peers reach the pool, by transport. `model`: what it serves, by its identity's name."""
+    """`addresses`: where peers reach the pool, by transport. `identity`: whose KV it keeps, without a tenant's salt."""
 
     instance: str
     role: str
     pid: int
-    model: str
+    identity: Identity
     block_tokens: int
     block_bytes: int
     pool_blocks: int

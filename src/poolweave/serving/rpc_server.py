@@ -9,9 +9,10 @@ import collections
 import contextlib
 import errno
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,26 +103,30 @@ class RpcServer:
         handle: Handler,
         *,
         on_gone: Callable[[bytes], None] = lambda client: None,
-        watch: Mapping[int, Callable[[], None]] | None = None,
+        tick: Callable[[], None] = lambda: None,
+        tick_s: float | None = None,
     ) -> None:
-        """Run until `stop`. `on_gone(client)` once a client has gone; `watch`: callbacks by readable fd.
+        """Run until `stop`. `on_gone(client)` once a client has gone; `tick` every `tick_s`, after all that waited.
 
         A PoolweaveError of the handler becomes that request's Failure; any other exception too, and is logged.
         """
-        watched = dict(watch or {})
         poller = zmq.Poller()
-        for source in (self._router, self._monitor, self._wake, *watched):
+        for source in (self._router, self._monitor, self._wake):
             poller.register(source, zmq.POLLIN)
+        next_s = time.monotonic()
         while not self._stopping:
-            for source, _ in poller.poll():
+            for source, _ in poller.poll(
+                None if tick_s is None else max(0, math.ceil((next_s - time.monotonic()) * 1000))
+            ):
                 if source is self._router:
                     self._receive(handle)
                 elif source is self._monitor:
                     self._probe()
-                elif source == self._wake:
-                    self._drain_wake()
                 else:
-                    watched[source]()
+                    self._drain_wake()
+            if tick_s is not None and time.monotonic() >= next_s:
+                tick()
+                next_s = time.monotonic() + tick_s
             self._flush(on_gone)
 
     def post(self, caller: Caller, message: Any) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from poolweave.serving.cli.config import config
+from poolweave.serving.cli.coordinator import coordinator
 from poolweave.serving.cli.demo import demo
 from poolweave.serving.cli.doctor import doctor
+from poolweave.serving.cli.instance import instance
 from poolweave.serving.cli.plan import plan
+from poolweave.serving.cli.top import top
+from poolweave.serving.cli.up import up
 from poolweave.serving.cli.version import version
 
 app = typer.Typer(
@@ -14,5 +19,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (version, doctor, demo, plan):
+for command in (up, top, instance, coordinator, demo, plan, doctor, version):
     app.command()(command)
+app.add_typer(config, name="config")

@@ -1,0 +1,6 @@
+"""A whole deployment from one TOML file: registry, instances and door as processes that are kept running."""
+
+from poolweave.serving.deployment.config import DeploymentConfig
+from poolweave.serving.deployment.deployment import Deployment
+
+__all__ = ["Deployment", "DeploymentConfig"]

@@ -1,0 +1,116 @@
+"""Keeps one service running: starts it, waits for its end, starts it again at the same address."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from poolweave.errors import PoolweaveError
+from poolweave.serving.child import Child, Program
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+_MOST_S = 30.0  # between two starts of what fails again and again
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """How a service is kept: bounds of its start and of restarts, and how its settings name an address."""
+
+    start_timeout_s: float
+    restart_s: float
+    at: Callable[[Program, str], Program] = lambda program, address: program
+
+
+class Keeper:
+    """Starts the service at construction, in a thread of its own; `close` ends it."""
+
+    def __init__(self, program: Program, upkeep: Upkeep) -> None:
+        self.name = program.name
+        self.restarts = 0
+        self._program = program
+        self._upkeep = upkeep
+        self._child: Child | None = None
+        self._address: str | None = None
+        self._error: PoolweaveError | None = None
+        self._started = threading.Event()  # it was ready once, or could not
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"keeper-{self.name}", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self) -> str:
+        """-> its address, the same after restarts. Raises what kept it from starting the first time."""
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._address is not None
+        return self._address
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None between two lives."""
+        child = self._child
+        return child.pid if child is not None and child.alive else None
+
+    def begin_stop(self) -> None:
+        """Ask it to end, and do not start it again."""
+        self._ending.set()
+        child = self._child
+        if child is not None:
+            child.begin_stop()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Wait for its end, by force after `timeout_s`. Idempotent."""
+        self.begin_stop()
+        self._thread.join(timeout_s)
+        child = self._child
+        if self._thread.is_alive() and child is not None:
+            child.kill()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = self._upkeep.restart_s
+        while not self._ending.is_set():
+            try:
+                self._live()
+                pause_s = self._upkeep.restart_s
+            except PoolweaveError as error:
+                if not self._started.is_set():
+                    self._error = error
+                    self._started.set()
+                    return
+                logger.error("%s cannot be started again: %s", self.name, error)
+                pause_s = min(_MOST_S, pause_s * 2)
+            self.restarts += 1
+            self._ending.wait(pause_s)
+        self._started.set()
+
+    def _live(self) -> None:
+        """One life, from its start to its end."""
+        program = self._program if self._address is None else self._upkeep.at(self._program, self._address)
+        child = self._child = Child(program)
+        try:
+            address = child.wait_ready(self._upkeep.start_timeout_s)
+            self._address = self._address or address
+            self._started.set()
+            while child.alive and not self._ending.wait(_LOOK_S):
+                pass
+            if not self._ending.is_set():
+                logger.warning("%s ended with %s: %s", self.name, child.exit_code, child.last_words())
+            while child.alive:
+                child.begin_stop()
+                threading.Event().wait(_LOOK_S)
+        finally:
+            child.close()
+
+
+def at_listen(prefix: str = "") -> Callable[[Program, str], Program]:
+    """For settings with a `listen`: the address without `prefix`."""
+
+    def at(program: Program, address: str) -> Program:
+        return replace(program, config=replace(program.config, listen=address.removeprefix(prefix)))
+
+    return at

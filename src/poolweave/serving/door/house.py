@@ -1,0 +1,119 @@
+"""Everything behind the door's routes, put together: the one place that knows all parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from typing import Any
+
+from poolweave.errors import PoolweaveError
+from poolweave.scheduler.global_scheduler import GlobalScheduler
+from poolweave.scheduler.routes import SchedulerConfig
+from poolweave.serving.door.config import DoorConfig
+from poolweave.serving.door.dispatch import Dispatcher
+from poolweave.serving.door.gate import Gate
+from poolweave.serving.door.links import Linked, Links
+from poolweave.serving.door.metrics import Metrics
+from poolweave.serving.door.prompter import load_prompter
+from poolweave.serving.door.reception import Reception
+from poolweave.serving.messages import Counters, Stats
+from poolweave.types import Role
+
+logger = logging.getLogger(__name__)
+
+_STATS_S = 1.0
+
+
+class House:
+    """Made and used on one event loop. Raises ModelNotFound, ConfigError."""
+
+    def __init__(self, config: DoorConfig) -> None:
+        routing = config.routing
+        self.model = config.served_name or _name_of(config.model)
+        self.started_s = time.time()
+        self.prompter = load_prompter(config.model)
+        self.scheduler = GlobalScheduler(
+            routing.cost,
+            SchedulerConfig(
+                policy=routing.policy,
+                tree_ttl_s=routing.tree_ttl_s,
+                returns_answers=config.flow == "pd-caching-3",
+                seed=routing.seed,
+            ),
+        )
+        self.gate = Gate(config)
+        self.links = Links(self.scheduler)
+        self.dispatcher = Dispatcher(config, self.scheduler, self.links)
+        self.metrics = Metrics(self.model)
+        self.reception = Reception(self.prompter, self.model, self.links)
+        self._usage: dict[str, float] = {}
+
+    @property
+    def retry_after_s(self) -> int:
+        """When a place may be free: after the shortest queue, as far as it can be told; whole seconds, at least 1."""
+        loads = [load.queued_s for load in self.scheduler.stats().instances if load.role is not Role.DECODE]
+        return max(1, math.ceil(min(loads, default=1.0)))
+
+    def metrics_text(self) -> bytes:
+        """All counters, and the state now."""
+        roles = {role.value: 0 for role in Role}
+        for linked in self.links.linked:
+            roles[linked.welcome.role] += 1
+        running = self.dispatcher.answering
+        self.metrics.load(running, self.gate.inside - running, roles)
+        self.metrics.usage(self._usage)
+        return self.metrics.text()
+
+    def deployment(self) -> dict[str, Any]:
+        """Members, loads and totals, as plain values."""
+        stats = self.scheduler.stats()
+        loads = {load.name: load for load in stats.instances}
+        usable = {linked.link.name for linked in self.links.linked}
+        return {
+            "model": self.model,
+            "draining": self.gate.draining,
+            "in_flight": self.gate.inside,
+            "routed": stats.routed,
+            "retried": self.dispatcher.retried,
+            "hit_ratio": stats.hit_ratio,
+            "instances": [
+                {
+                    "name": member.name,
+                    "role": member.role.value,
+                    "state": member.state.value if member.name in usable else "unreachable",
+                    "epoch": member.epoch,
+                    "queued_s": loads[member.name].queued_s if member.name in loads else 0.0,
+                    "sequences": loads[member.name].num_sequences if member.name in loads else 0,
+                    "kv_usage": self._usage.get(member.name, 0.0),
+                }
+                for member in self.links.members
+            ],
+        }
+
+    async def watch_pools(self) -> None:
+        """Ask the instances for their pools' figures, again and again, until cancelled."""
+        while True:
+            linked = self.links.linked
+            figures = await asyncio.gather(*(_usage_of(one) for one in linked))
+            self._usage = {
+                one.link.name: share for one, share in zip(linked, figures, strict=True) if share is not None
+            }
+            self.scheduler.holdings.sweep()
+            await asyncio.sleep(_STATS_S)
+
+
+async def _usage_of(one: Linked) -> float | None:
+    """Share of an instance's blocks that running requests hold; None when it does not say."""
+    with contextlib.suppress(PoolweaveError, KeyError, ZeroDivisionError):
+        counters = await one.link.call(Stats(), Counters, _STATS_S * 5)
+        blocks = counters.pool["hbm"]
+        return float(blocks["active"] / blocks["total"])
+    return None
+
+
+def _name_of(model: str) -> str:
+    """What a model is called in the protocol: its directory's name."""
+    return model.rstrip("/").rpartition("/")[2] or model
