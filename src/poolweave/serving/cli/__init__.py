@@ -30,12 +30,10 @@ def main() -> None:
 
 
 _EXTRAS = {
-    "typer": "serve",
-    "rich": "serve",
+    **dict.fromkeys(("typer", "rich", "fastapi", "uvicorn", "prometheus_client", "jinja2"), "serve"),
+    **dict.fromkeys(("torch", "transformers", "safetensors"), "engine"),
     "scipy": "plan",
-    "torch": "engine",
-    "transformers": "engine",
-    "safetensors": "engine",
+    "etcd3gw": "etcd",
 }
 
 

@@ -140,10 +140,8 @@ class Dispatcher:
 
     def _namespace(self, salt: bytes) -> int:
         """Whose prefix it is, as the prompt trees count it; 0 while no instance has said what it serves."""
-        linked = self._links.linked
-        if not linked:
-            return 0
-        return self._scheduler.holdings.namespace_of(replace(linked[0].welcome.identity, salt=salt).digest)
+        model = self._links.model
+        return 0 if model is None else self._scheduler.holdings.namespace_of(replace(model.identity, salt=salt).digest)
 
 
 class _Attempt:

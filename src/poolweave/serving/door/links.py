@@ -37,6 +37,7 @@ class Links:
         self._linked: dict[str, Linked] = {}
         self._calling: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self.model: Welcome | None = None  # what the last one to come said of the model; it is the same in all
 
     def follow(self, difference: Difference) -> None:
         """Take over what a configuration changed. Requests on who is gone fail with PeerLost."""
@@ -108,6 +109,7 @@ class Links:
     def _accept(self, link: InstanceLink, welcome: Welcome) -> None:
         self._calling.pop(link.name, None)
         self._linked[link.name] = Linked(link, welcome)
+        self.model = welcome
         self._scheduler.update(Difference(joined=(self._members[link.name],)))
         room = welcome.pool_blocks * welcome.block_tokens
         self._scheduler.describe(link.name, kv_tokens=room, cache_tokens=room)

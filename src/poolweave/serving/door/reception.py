@@ -77,10 +77,10 @@ class Reception:
 
     def _limit(self, prompt: Sequence[int], wanted: int | None) -> int:
         """Tokens of the answer at most."""
-        linked = self._links.linked
-        if not linked:
+        model = self._links.model
+        if model is None:
             raise NoInstance("no instance has come up yet; ask again", known=len(self._links.members))
-        room = min(one.welcome.max_positions for one in linked) - len(prompt)
+        room = model.max_positions - len(prompt)
         if not prompt:
             raise Refusal(Failure(status=400, message="the prompt is empty", code="invalid_request", param="prompt"))
         if room < 1 or (wanted or 0) > room:
