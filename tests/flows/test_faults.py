@@ -218,12 +218,12 @@ class Stuck(threading.Thread):
             self.failure = error
 
 
-def often(rounds: int) -> Any:
-    return pytest.param(rounds, marks=pytest.mark.slow)
+def often(transport: str) -> Any:
+    return pytest.param(transport, 5, marks=pytest.mark.slow)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("transport", "rounds"), [("shm", 1), ("shm", often(5)), ("tcp", often(5))])
+@pytest.mark.parametrize(("transport", "rounds"), [("shm", 1), often("shm"), often("tcp")])
 def test_sigkill_in_the_middle_of_a_transfer(
     settings: Callable[..., ClusterConfig],
     model_folder: Callable[[str], Path],
