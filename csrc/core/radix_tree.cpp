@@ -162,17 +162,24 @@ void RadixTree::touch(NodeId deepest, std::int64_t now_ns, std::uint8_t priority
         Node& node = nodes_[id];
         unlink(id);
         node.priority = std::max(node.priority, priority);
-        node.used_ns.store(now_ns, std::memory_order_relaxed);
+        use(node, now_ns);
         link_front(id);
         if (order_) order_->use(id, node);
     }
 }
 
-void RadixTree::record(std::size_t asked, std::size_t hit, MissReason reason) noexcept {
-    ++lookups_;
-    asked_ += asked;
-    hit_ += hit;
-    ++missed_[static_cast<std::size_t>(reason)];
+void RadixTree::use(Node& node, std::int64_t now_ns) noexcept {
+    std::int64_t used_ns = node.used_ns.load(std::memory_order_relaxed);
+    while (used_ns < now_ns && !node.used_ns.compare_exchange_weak(used_ns, now_ns, std::memory_order_relaxed)) {}
+}
+
+// Times to live begin anew at once; the lists follow when the use is settled.
+void RadixTree::use_path(NodeId deepest, std::int64_t now_ns) noexcept {
+    for (NodeId id = deepest; id != kNoNode; id = nodes_[id].parent) use(nodes_[id], now_ns);
+}
+
+void RadixTree::settle() noexcept {
+    reads_.drain([this](NodeId id, std::int64_t now_ns) { touch(id, now_ns, 0); });
 }
 
 Match RadixTree::match_locked(Tokens tokens, std::uint32_t ns, const Lookup& how) {
@@ -184,9 +191,11 @@ Match RadixTree::match_locked(Tokens tokens, std::uint32_t ns, const Lookup& how
     collect(end, result.blocks.data());
     result.miss_reason = why(tokens, ns, end);
     if (end.blocks > 0 && how.pin) result.pinned = end.node;
-    const std::lock_guard one_at_a_time(touch_);
-    if (end.blocks > 0 && how.touch) touch(end.node, how.now_ns, 0);
-    record(whole_blocks(tokens), end.blocks, result.miss_reason);
+    const NodeId used = how.touch && end.blocks > 0 ? end.node : kNoNode;
+    if (config_.ttl_ns != 0) use_path(used, how.now_ns);
+    LookupCounts counts{1, whole_blocks(tokens), end.blocks, {}};
+    counts.misses[static_cast<std::size_t>(result.miss_reason)] = 1;
+    reads_.note(used, how.now_ns, counts, [this](NodeId id, std::int64_t now_ns) { touch(id, now_ns, 0); });
     return result;
 }
 
@@ -259,13 +268,14 @@ RadixStats RadixTree::stats() const {
     stats.num_namespaces = roots_.size();
     stats.pinned_blocks = pinned_blocks_;
     stats.nbytes = nbytes_locked();
-    stats.lookups = lookups_;
-    stats.asked_blocks = asked_;
-    stats.hit_blocks = hit_;
+    const LookupCounts reads = reads_.counts();
+    stats.lookups = reads.lookups;
+    stats.asked_blocks = reads.asked_blocks;
+    stats.hit_blocks = reads.hit_blocks;
     stats.inserted_blocks = inserted_;
     stats.duplicate_blocks = duplicate_;
     stats.refused_blocks = refused_;
-    std::copy(std::begin(missed_), std::end(missed_), stats.misses);
+    std::copy(std::begin(reads.misses), std::end(reads.misses), stats.misses);
     std::copy(std::begin(gone_), std::end(gone_), stats.gone);
     return stats;
 }

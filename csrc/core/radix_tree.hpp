@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -23,6 +22,7 @@
 #include "core/eviction_policies.hpp"
 #include "core/miss_reasons.hpp"
 #include "core/radix_node.hpp"
+#include "core/read_log.hpp"
 #include "core/shared_lock.hpp"
 
 namespace poolweave {
@@ -151,7 +151,9 @@ class RadixTree {
     MissReason why(Tokens tokens, std::uint32_t ns, const Position& end) const noexcept;
     bool lapsed(const Node& node, std::int64_t now_ns) const noexcept;
     void touch(NodeId deepest, std::int64_t now_ns, std::uint8_t priority) noexcept;
-    void record(std::size_t asked, std::size_t hit, MissReason reason) noexcept;
+    void use_path(NodeId deepest, std::int64_t now_ns) noexcept;
+    static void use(Node& node, std::int64_t now_ns) noexcept;
+    void settle() noexcept;
 
     // Growth (radix_insert.cpp).
     void check_insert(Tokens tokens, Payloads payloads, const Storing& how) const;
@@ -197,6 +199,19 @@ class RadixTree {
     std::string check_tenants() const;
     std::string check_order() const;
 
+    // Who holds it alone finds every use in the recency lists.
+    class Lock : public SharedLock {
+      public:
+        explicit Lock(RadixTree& tree) noexcept : tree_(tree) {}
+        void lock() {
+            SharedLock::lock();
+            tree_.settle();
+        }
+
+      private:
+        RadixTree& tree_;
+    };
+
     static constexpr std::int64_t kBeforeAll = std::numeric_limits<std::int64_t>::min();
     static constexpr std::size_t kRootBytes = 256;  // what a namespace takes in the maps below
 
@@ -204,7 +219,7 @@ class RadixTree {
     std::uint32_t block_shift_;
     std::size_t block_bytes_;
 
-    mutable SharedLock lock_;
+    mutable Lock lock_{*this};
     NodeSlab nodes_;
     ChildTable children_;
     ChildTable first_blocks_;             // hash of a namespace's first block -> how often it is one
@@ -218,11 +233,8 @@ class RadixTree {
     std::uint64_t inserted_ = 0, duplicate_ = 0, refused_ = 0;
     std::uint64_t gone_[kMissReasons] = {};  // blocks by the reason for which they left
 
-    // Readers move nodes to the front of the lists and count; that alone they do one at a time.
-    mutable std::mutex touch_;
     RecencyLists lists_{kWholeTree};
-    std::uint64_t lookups_ = 0, asked_ = 0, hit_ = 0;
-    std::uint64_t missed_[kMissReasons] = {};
+    ReadLog reads_;                       // by match(): not in the lists yet
 };
 
 }  // namespace poolweave

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -52,16 +51,18 @@ class SharedLock {
 
     void unlock_shared() { readers_[line()].count.fetch_sub(1, std::memory_order_release); }
 
-  private:
+    // The line of the calling thread: threads take them in turn, so that few threads never share one.
     static constexpr std::size_t kLines = 16;
+    static std::size_t line() noexcept {
+        static std::atomic<std::size_t> next{0};
+        static thread_local const std::size_t mine = next.fetch_add(1, std::memory_order_relaxed) % kLines;
+        return mine;
+    }
+
+  private:
     struct alignas(64) Line {
         std::atomic<std::uint32_t> count{0};
     };
-
-    static std::size_t line() {
-        static thread_local const std::size_t mine = std::hash<std::thread::id>{}(std::this_thread::get_id()) % kLines;
-        return mine;
-    }
 
     // Readers hold the lock for microseconds: yield first, and sleep only when one was descheduled while holding it.
     void wait_for_readers(std::size_t index) const {

@@ -184,6 +184,33 @@ def test_time_to_live_with_a_fake_clock() -> None:
     assert index.stats().gone[MissReason.EXPIRED] == 4
 
 
+def test_a_use_begins_the_time_to_live_anew_at_once() -> None:
+    clock = FakeClock()
+    index = filled(ttl_s=60, clock=clock)
+    clock.now_s += 50
+    assert index.match(TOKENS).num_tokens == 64  # nobody wrote since: the use stands in the lists later only
+    clock.now_s += 50
+    assert index.match(TOKENS).num_tokens == 64
+    assert index.expire().tolist() == []
+
+
+def test_uses_by_other_threads_count_for_the_order() -> None:
+    index = RadixIndex()
+    for prompt in range(40):
+        index.insert([prompt] * 16, [prompt])
+
+    def use(first: int) -> None:
+        for prompt in range(first, first + 10):
+            index.match([prompt] * 16)
+
+    for first in (0, 10):  # one after the other: the last few uses of each are still to be put in order
+        thread = threading.Thread(target=use, args=(first,))
+        thread.start()
+        thread.join()
+    assert sorted(index.evict(20).tolist()) == list(range(20, 40))
+    assert sorted(index.evict(20).tolist()) == list(range(20))
+
+
 def test_an_index_that_expires_at_insert_gives_the_old_blocks_back() -> None:
     clock = FakeClock()
     index = filled(ttl_s=60, clock=clock)
