@@ -1,8 +1,13 @@
 """The native core as this room uses it: the only file here that imports `poolweave._core`."""
 
 from poolweave._core import (
+    FRAME_LIMIT,
+    GREETING_LIMIT,
     Abort,
+    Channel,
     Extents,
+    FrameDecoder,
+    FrameEncoder,
     Grid,
     Outcome,
     Pull,
@@ -14,11 +19,17 @@ from poolweave._core import (
     hash_blocks,
     pull_blocks,
     store_word,
+    wait_ready,
 )
 
 __all__ = [
+    "FRAME_LIMIT",
+    "GREETING_LIMIT",
     "Abort",
+    "Channel",
     "Extents",
+    "FrameDecoder",
+    "FrameEncoder",
     "Grid",
     "Outcome",
     "Pull",
@@ -30,4 +41,5 @@ __all__ = [
     "hash_blocks",
     "pull_blocks",
     "store_word",
+    "wait_ready",
 ]

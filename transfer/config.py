@@ -34,6 +34,7 @@ class TransferConfig:
     connections: int = 2  # data connections to a peer (tcp)
     max_in_flight_bytes: int = 4 << 30  # to one peer; further offers wait for their turn
     shard: Shard | None = None
+    spin_s: float = 1e-4  # how long to look for the next message before sleeping: waking up costs more; 0: never
 
     def __post_init__(self) -> None:
         for name in ("lease_s", "connect_timeout_s", "stall_s"):
@@ -47,6 +48,8 @@ class TransferConfig:
         ):
             if not 1 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must lie in [1, {most}], got {getattr(self, name)!r}", setting=name)
+        if not 0 <= self.spin_s <= 0.01:
+            raise ConfigError(f"spin_s must lie in [0, 0.01] seconds, got {self.spin_s!r}", setting="spin_s")
         if self.secret is not None and len(self.secret) < 16:
             raise ConfigError(f"a secret needs at least 16 bytes, got {len(self.secret)}", setting="secret")
         if self.advertise is not None and Address.parse(self.advertise).scheme != "tcp":

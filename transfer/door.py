@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from poolweave.errors import PoolweaveError, ProtocolError
 from poolweave.transfer.addresses import Address, listen
-from poolweave.transfer.frames import greeting_key
+from poolweave.transfer.keys import greeting_key
 from poolweave.transfer.link import Link, is_temporary, peer_uid
 from poolweave.transfer.loop import READ, Loop
 from poolweave.transfer.messages import GREETINGS, Greeting, Refused, decode, describe, encode

@@ -57,7 +57,7 @@ class TransferEngine:
             shard=_shard(config, store),
             exchange=config.exchange,
         )
-        self._loop = Loop(f"poolweave-transfer-{instance}", self._tick)
+        self._loop = Loop(f"poolweave-transfer-{instance}", self._tick, config.spin_s)
         self._doors: list[Door] = []
         self._transports: dict[str, Transport] = {}
         try:
@@ -72,6 +72,7 @@ class TransferEngine:
             lease_s=config.lease_s,
             checksums=config.checksums,
             max_in_flight_bytes=config.max_in_flight_bytes,
+            spin_s=config.spin_s,
             data_address=self._data_address,
         )
         self._sender = Sender(self._home, store, self._loop, self._transports, settings)

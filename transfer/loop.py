@@ -11,8 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from poolweave.transfer._native import wait_ready
+
 READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT
-_BUFFER_BYTES = 256 << 10
 _log = logging.getLogger(__name__)
 
 
@@ -23,15 +24,16 @@ class Loop:
     loop's thread; one that raises is logged and unregistered.
     """
 
-    def __init__(self, name: str, tick: Callable[[float], float]) -> None:
+    def __init__(self, name: str, tick: Callable[[float], float], spin_s: float = 0.0) -> None:
+        """After something happened it looks for more during `spin_s` before it sleeps: waking up costs more."""
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._tick = tick
+        self._spin_s = spin_s
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._wakes_at = 0.0  # tick at once
-        self.buffer = memoryview(bytearray(_BUFFER_BYTES))  # for handlers to receive into; the loop's thread only
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -87,14 +89,17 @@ class Loop:
                 raise
 
     def _run(self) -> None:
+        spin_s = 0.0
         while not self._stopping:
             now = time.monotonic()
             if now >= self._wakes_at:
                 self._wakes_at = math.inf
                 self._wakes_at = min(self._wakes_at, self._guarded_tick(now))
             wait = -1.0 if self._wakes_at == math.inf else max(0.0, self._wakes_at - now)
-            for fd, events in self._epoll.poll(wait):
+            ready = wait_ready(self._epoll.fileno(), min(spin_s, wait) if wait >= 0 else spin_s, wait)
+            for fd, events in ready:
                 self._dispatch(fd, events)
+            spin_s = self._spin_s if ready else 0.0
             while self._soon:
                 self._guarded(self._soon.popleft())
 

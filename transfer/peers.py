@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from poolweave.errors import PeerLost, PoolweaveError, TransferFailed, UnknownPeer
 from poolweave.transfer.addresses import Address, begin_dial
-from poolweave.transfer.frames import greeting_key, session_keys
+from poolweave.transfer.keys import greeting_key, session_keys
 from poolweave.transfer.link import Link, is_temporary
 from poolweave.transfer.loop import Loop
 from poolweave.transfer.messages import REPLIES, Hello, Refused, Welcome, decode, encode, revive

@@ -31,7 +31,7 @@ from poolweave.transfer.arrivals import ArrivalBook
 from poolweave.transfer.assembler import Assembler, AssemblyHooks
 from poolweave.transfer.assembly import Assembly
 from poolweave.transfer.door import Door
-from poolweave.transfer.frames import session_keys
+from poolweave.transfer.keys import session_keys
 from poolweave.transfer.link import Link
 from poolweave.transfer.messages import REQUESTS, decode, describe, encode
 from poolweave.transfer.pulls import Job, Session, pull

@@ -47,6 +47,7 @@ class SenderSettings:
     lease_s: float
     checksums: bool
     max_in_flight_bytes: int
+    spin_s: float
     data_address: Callable[[socket.socket], str]
 
 
@@ -194,6 +195,7 @@ class Sender:
         )
         offer.transfer._on_cancel = functools.partial(self._cancel, offer)
         offer.transfer._on_ready = functools.partial(self._grower.ready, offer)
+        offer.transfer._on_wait = functools.partial(self._assist, peer)
         return offer
 
     def _pump(self, peer: Peer) -> None:
@@ -296,6 +298,12 @@ class Sender:
     def _cancel(self, offer: OpenOffer) -> bool:
         error = TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
         return self._finish(offer, error)
+
+    def _assist(self, peer: Peer) -> None:
+        """A thread begins to wait for an answer of `peer`: it may read it itself."""
+        link = peer.link
+        if link is not None and peer.ready and self._settings.spin_s and not self._loop.on_loop():
+            link.assist(self._settings.spin_s)
 
     def _abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool = False) -> None:
         with self._lock:

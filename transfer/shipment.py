@@ -112,6 +112,7 @@ class Transfer:
         self.num_blocks = num_blocks
         self._on_cancel: Callable[[], bool] = lambda: False
         self._on_ready: Callable[[int | None, int | None], None] = lambda layers, blocks: None
+        self._on_wait: Callable[[], None] = lambda: None
         self._started = time.perf_counter()
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -127,6 +128,8 @@ class Transfer:
 
         A timeout here leaves the transfer going: cancel() ends it.
         """
+        if not self._done:
+            self._on_wait()
         if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             raise TransferTimeout(
                 f"transfer of {self.num_blocks} blocks to {self.peer} not done in {timeout} s; wait longer or cancel",

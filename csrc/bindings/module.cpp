@@ -22,6 +22,7 @@ const char* python_name(Code code) {
         case Code::kNotSealed: return "NotSealed";
         case Code::kPrivate: return "PrivateBlock";
         case Code::kTransfer: return "TransferFailed";
+        case Code::kProtocol: return "ProtocolError";
         case Code::kOs: return "SystemCallFailed";
         case Code::kClosed: return "InstanceClosed";
         case Code::kMalformed: return "EventsMalformed";
@@ -50,6 +51,7 @@ NB_MODULE(_core, m) {
     poolweave::bindings::register_events(m);
     poolweave::bindings::register_copy(m);
     poolweave::bindings::register_stream(m);
+    poolweave::bindings::register_channel(m);
     poolweave::bindings::register_prompt_tree(m);
     poolweave::bindings::register_decode(m);
     poolweave::bindings::register_workers(m);

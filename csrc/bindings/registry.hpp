@@ -13,6 +13,7 @@ void register_eviction(nanobind::module_& m);  // by register_radix
 void register_events(nanobind::module_& m);
 void register_copy(nanobind::module_& m);
 void register_stream(nanobind::module_& m);
+void register_channel(nanobind::module_& m);
 void register_prompt_tree(nanobind::module_& m);
 void register_decode(nanobind::module_& m);
 void register_workers(nanobind::module_& m);

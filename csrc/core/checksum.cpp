@@ -1,11 +1,23 @@
 #include "core/checksum.hpp"
 
+#include <cstring>
+
 #define XXH_INLINE_ALL
 #include "xxhash.h"
 
 namespace poolweave {
 
 std::uint64_t checksum(const void* data, std::size_t nbytes) noexcept { return XXH3_64bits(data, nbytes); }
+
+void wide_checksum(std::span<const std::byte> head, std::span<const std::byte> tail, std::span<std::byte, 16> out) noexcept {
+    XXH3_state_t state;
+    XXH3_128bits_reset(&state);
+    XXH3_128bits_update(&state, head.data(), head.size());
+    XXH3_128bits_update(&state, tail.data(), tail.size());
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state));
+    std::memcpy(out.data(), canonical.digest, out.size());
+}
 
 struct Hasher::State {
     XXH3_state_t xxh;

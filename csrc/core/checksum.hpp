@@ -4,13 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 namespace poolweave {
 
 // XXH3-64 of `nbytes` at `data`; the same on every platform.
 std::uint64_t checksum(const void* data, std::size_t nbytes) noexcept;
 
-// The same sum over data that comes in pieces. Reusable after reset().
+// XXH3-128 of `head` and `tail` together, in its canonical (big-endian) form, into the 16 bytes of `out`.
+void wide_checksum(std::span<const std::byte> head, std::span<const std::byte> tail, std::span<std::byte, 16> out) noexcept;
+
+// The same 64-bit sum over data that comes in pieces. Reusable after reset().
 class Hasher {
   public:
     Hasher();

@@ -19,6 +19,7 @@ enum class Code {
     kNotSealed,     // the block's producer has not finished
     kPrivate,       // the block is its receiver's alone
     kTransfer,      // bytes did not arrive whole
+    kProtocol,      // a peer's bytes are not this protocol; numbers = {nbytes, limit}
     kOs,            // a system call failed; numbers = {errno}
     kClosed,        // the object was closed before
     kMalformed,     // bytes from outside that make no sense; numbers = {offset}

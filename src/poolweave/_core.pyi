@@ -756,6 +756,64 @@ def pull_blocks(
 ) -> Outcome:
     """Receive the blocks of `target` over all `wires` at once."""
 
+GREETING_LIMIT: int = 65536
+
+FRAME_LIMIT: int = 33554432
+
+class FrameEncoder:
+    """Turns payloads into frames; one for each direction of a connection."""
+
+    def __init__(self, key: bytes | None = None) -> None: ...
+    def encode(self, payload: bytes) -> bytes:
+        """Raises ProtocolError for a payload over FRAME_LIMIT."""
+
+class FrameDecoder:
+    """Turns received bytes into payloads, whatever the pieces they come in."""
+
+    def __init__(self, limit: int = 33554432, key: bytes | None = None) -> None: ...
+    def feed(self, data: bytes | bytearray | memoryview) -> None: ...
+    def next(self) -> bytes | None:
+        """
+        The next whole payload, or None when more bytes are needed. Raises ProtocolError; then close the stream.
+        """
+
+    @property
+    def buffered(self) -> int: ...
+
+class Channel:
+    """Frames in and out of a non-blocking stream socket, which it borrows."""
+
+    def __init__(self, fd: int, key: bytes | None) -> None: ...
+    def rekey(self, send: bytes | None, receive: bytes | None) -> None: ...
+    def hold(self) -> None: ...
+    def send(self, payload: bytes, descriptors: Sequence[int] = []) -> int:
+        """Returns how many bytes wait for flush()."""
+
+    def flush(self) -> int: ...
+    def close(self) -> None: ...
+    def read_next(self) -> bytes | None:
+        """
+        Take in what has come, then as next(). Raises InstanceClosed at the end of the stream.
+        """
+
+    def next(self) -> bytes | None:
+        """
+        The next whole payload of what was taken in, or None. Raises ProtocolError; then close the connection.
+        """
+
+    @property
+    def buffered(self) -> int: ...
+    def take_descriptors(self) -> list[int]: ...
+    def watch(self, seconds: float) -> bool:
+        """
+        True when there is something to read; watches that long without sleeping.
+        """
+
+def wait_ready(epoll: int, spin_s: float, timeout_s: float) -> list[tuple[int, int]]:
+    """
+    (descriptor, events) of what is ready: looks for `spin_s` without sleeping, then sleeps up to `timeout_s`.
+    """
+
 def block_keys(
     tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     block_tokens: int,

@@ -136,6 +136,11 @@ class ProtocolError(TransferFailed):
 
     fields = ("peer", "part", "reason", "nbytes", "limit")
 
+    @classmethod
+    def from_native(cls, message: str, numbers: Sequence[int]) -> PoolweaveError:
+        """The core's numbers are nbytes and limit."""
+        return cls(message, **dict(zip(("nbytes", "limit"), numbers, strict=False)))
+
 
 class UnknownPeer(PoolweaveError):
     """No address is known for this instance: call connect() first."""

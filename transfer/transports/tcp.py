@@ -14,9 +14,18 @@ import time
 from collections.abc import Sequence
 
 from poolweave.errors import InstanceClosed, PoolweaveError, ProtocolError, TransferFailed
-from poolweave.transfer._native import Outcome, Pull, StreamServer, Wire, pull_blocks
+from poolweave.transfer._native import (
+    GREETING_LIMIT,
+    FrameDecoder,
+    FrameEncoder,
+    Outcome,
+    Pull,
+    StreamServer,
+    Wire,
+    pull_blocks,
+)
 from poolweave.transfer.addresses import Address, tune
-from poolweave.transfer.frames import GREETING_LIMIT, FrameDecoder, FrameEncoder, greeting_key
+from poolweave.transfer.keys import greeting_key
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import REPLIES, DataHello, Hello, Refused, decode, encode, revive
 from poolweave.transfer.offers import OpenOffer
