@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
-from poolweave.errors import DuplicateTransfer, InstanceClosed, PoolweaveError, TransferTimeout
+from poolweave.errors import DuplicateTransfer, InstanceClosed, PoolweaveError, TransferFailed, TransferTimeout
 from poolweave.transfer.shipment import Arrival
 
 
@@ -122,6 +122,8 @@ class ArrivalBook:
             if entry is not None and (entry.arrival is not None or entry.error is not None):
                 self._remove(entry)
                 return _outcome(entry)
+            if self._unwanted.get(tag, 0.0) > self._clock():
+                raise _unwanted(tag)
             waiter = _Waiter()
             self._waiters.setdefault(tag, []).append(waiter)
         try:
@@ -143,7 +145,10 @@ class ArrivalBook:
         return _outcome(waiter.entry)
 
     def discard(self, tag: bytes, until: float) -> None:
-        """Nobody will claim `tag`: drop what arrived under it, and what arrives before `until`. Does not wait."""
+        """Nobody will claim `tag`: drop what arrived under it, and what arrives before `until`. Does not wait.
+
+        Who waits for it, or asks before `until`, gets TransferFailed.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -153,6 +158,9 @@ class ArrivalBook:
                 self._remove(entry)
             else:
                 self._unwanted[tag] = until
+            for waiter in self._waiters.pop(tag, ()):
+                waiter.entry = _Entry(tag, None, until, error=_unwanted(tag))
+                waiter.gate.release()
         if entry is not None and entry.arrival is not None:
             entry.arrival.close()
 
@@ -240,6 +248,10 @@ class ArrivalBook:
         self._waiters[tag].remove(waiter)
         if not self._waiters[tag]:
             del self._waiters[tag]
+
+
+def _unwanted(tag: bytes) -> TransferFailed:
+    return TransferFailed(f"{tag!r} was discarded here: nobody receives it", part=tag, reason="cancelled")
 
 
 def _outcome(entry: _Entry) -> Arrival:

@@ -67,7 +67,7 @@ class TransferEngine:
         except BaseException:
             self._release_all()
             raise
-        self._receiver = Receiver(self._home, store, self._transports, config.pull_workers, self._loop.wake_by)
+        self._receiver = Receiver(self._home, store, self._transports, config.pull_workers, self._loop)
         settings = SenderSettings(
             lease_s=config.lease_s,
             checksums=config.checksums,
@@ -146,7 +146,7 @@ class TransferEngine:
     def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
         """Set blocks aside at `peer` for one transfer's `dst`; they go back there after `lease_s`.
 
-        Raises OutOfBlocks (the peer's figures), TransferTimeout, PeerLost, UnknownPeer.
+        Raises OutOfBlocks (the peer's figures), TransferTimeout, PeerLost, UnknownPeer, ConfigError.
         """
         return self._sender.reserve(peer, num_blocks, tier, timeout)
 

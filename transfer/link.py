@@ -77,7 +77,7 @@ class Link:
 
         For a thread that waits for one. Does nothing while another thread reads, or the greeting goes on.
         """
-        if not self._greeted or not self._reading.acquire(blocking=False):
+        if self._loop.on_loop() or not self._greeted or not self._reading.acquire(blocking=False):
             return
         try:
             if self._open:

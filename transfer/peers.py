@@ -37,7 +37,14 @@ class Peer:
     tried: int = 0  # addresses of this round of dialling
     deadline: float = math.inf  # of the dial under way
     retry_at: float = math.inf
+    give_up_at: float = math.inf  # on an address that takes no more connections for now
     nonce: bytes = field(default=b"", repr=False)
+
+    def assist(self, patience_s: float) -> None:
+        """The calling thread begins to wait for an answer of this peer: it may read it itself. See Link.assist()."""
+        link = self.link  # the loop's thread may take it away meanwhile
+        if link is not None and self.ready and patience_s > 0:
+            link.assist(patience_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Dialer:
         """Start with the first address, unless a dial is under way or done."""
         if peer.link is None and peer not in self._busy:
             peer.tried = 0
+            peer.give_up_at = time.monotonic() + self._timeout_s
             self._busy.add(peer)
             self._try_next(peer, self._failure(peer, "no address"))
 
@@ -83,7 +91,7 @@ class Dialer:
         for peer in list(self._busy):
             if now >= peer.retry_at:
                 peer.retry_at = math.inf
-                self._try_next(peer, self._failure(peer, "its backlog is full"))
+                self._try_next(peer, self._failure(peer, "it takes no connection"))
             elif now >= peer.deadline:
                 self._drop(peer)
                 self._try_next(peer, self._failure(peer, f"no greeting within {self._timeout_s} s"))
@@ -97,11 +105,13 @@ class Dialer:
                 self._begin(peer, address)
                 return
             except OSError as problem:
-                if is_temporary(problem):  # its backlog is full: it lives, so ask again
+                now = time.monotonic()
+                if is_temporary(problem) and now < peer.give_up_at:  # its backlog is full, say: it lives, so ask again
                     peer.tried -= 1
-                    peer.retry_at = time.monotonic() + _RETRY_S
+                    peer.retry_at = now + _RETRY_S
                     self._loop.wake_by(peer.retry_at)
                     return
+                peer.give_up_at = now + self._timeout_s  # on the next address
                 error = self._failure(peer, f"{address}: {problem.strerror}")
             except PoolweaveError as problem:
                 error = problem

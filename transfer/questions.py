@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 
-from poolweave.errors import PoolweaveError, StaleEpoch, TransferFailed
-from poolweave.transfer.messages import Reserve
+from poolweave.errors import ConfigError, PoolweaveError, StaleEpoch, TransferFailed
+from poolweave.transfer.messages import MAX_BLOCKS, Reserve
 from poolweave.transfer.peers import Peer
 from poolweave.transfer.shipment import Reservation
 from poolweave.types import Tier
@@ -42,6 +42,12 @@ class QuestionBook:
         self._open: dict[int, Question] = {}
 
     def ask(self, peer: Peer, num_blocks: int, tier: Tier, lease_s: float) -> Question:
+        """Raises ConfigError for a size that no reservation has."""
+        if not 0 < num_blocks <= MAX_BLOCKS:
+            raise ConfigError(
+                f"a reservation has 1 to {MAX_BLOCKS} blocks, got {num_blocks}",
+                setting="num_blocks", value=num_blocks, limit=MAX_BLOCKS,
+            )  # fmt: skip
         with self._lock:
             number = -next(self._numbers)
             self._open[number] = Question(peer, Reserve(number, num_blocks, tier.value, lease_s))
@@ -55,13 +61,15 @@ class QuestionBook:
         with self._lock:
             self._open.pop(question.message.request, None)
 
-    def answer(self, number: int, reservation: int, error: PoolweaveError | None) -> None:
-        """Unknown numbers are of questions that nobody waits for any more."""
+    def answer(self, number: int, reservation: int, error: PoolweaveError | None) -> bool:
+        """False for a question that nobody waits for any more."""
         with self._lock:
             question = self._open.pop(number, None)
-        if question is not None:
-            question.reservation, question.epoch, question.error = reservation, question.peer.epoch, error
-            question.finish()
+        if question is None:
+            return False
+        question.reservation, question.epoch, question.error = reservation, question.peer.epoch, error
+        question.finish()
+        return True
 
     def abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ Whatever fails in between releases the placement and answers Failed. Source: Mem
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -33,6 +34,7 @@ from poolweave.transfer.assembly import Assembly
 from poolweave.transfer.door import Door
 from poolweave.transfer.keys import session_keys
 from poolweave.transfer.link import Link
+from poolweave.transfer.loop import Loop
 from poolweave.transfer.messages import REQUESTS, decode, describe, encode
 from poolweave.transfer.pulls import Job, Session, pull
 from poolweave.transfer.reservations import ReservationBook
@@ -52,12 +54,13 @@ class Receiver:
 
     def __init__(
         self, home: Home, store: BlockStore, transports: Mapping[str, Transport], workers: int,
-        wake_by: Callable[[float], None],
+        loop: Loop,
     ) -> None:  # fmt: skip
         self._home = home
         self._store = store
         self._transports = transports
-        self._wake_by = wake_by
+        self._loop = loop
+        self._wake_by = loop.wake_by
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix=f"poolweave-pull-{home.instance}")
         self._arrivals = ArrivalBook()
         self._reservations = ReservationBook(store)
@@ -65,7 +68,7 @@ class Receiver:
             place=self._placement, finish=self._finish_assembly, release=self._release_assembly, submit=self._submit,
             count_failure=self._count_failure,
         )  # fmt: skip
-        self.assembler = Assembler(home, self._arrivals, hooks, wake_by)
+        self.assembler = Assembler(home, self._arrivals, hooks, loop.wake_by)
         self._sessions: set[Session] = set()
         self._never = Abort()
         self._closed = False
@@ -304,13 +307,17 @@ class Receiver:
         offer = job.offer
         tokens = np.frombuffer(offer.tokens, np.int32) if offer.tokens is not None else None
         arrival = Arrival(
-            job.owner[0].peer, offer.tag, blocks, offer.num_tokens, tokens, job.num_fresh, self._store.release
-        )
+            job.owner[0].peer, offer.tag, blocks, offer.num_tokens, tokens, job.num_fresh,
+            self._store.release, self._release_later,
+        )  # fmt: skip
         if self._arrivals.settle(offer.tag, job.owner, arrival, taken_back):
             self._wake_by(job.deadline)
             return True
         arrival.close()
         return False
+
+    def _release_later(self, blocks: UInt64Array) -> None:
+        self._loop.call_soon(functools.partial(self._store.release, blocks))
 
     # --- hooks of the assembler ----------------------------------------------------------------------------------
 

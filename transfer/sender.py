@@ -110,7 +110,7 @@ class Sender:
         return offer.transfer
 
     def reserve(self, name: str, num_blocks: int, tier: Tier, timeout: float) -> Reservation:
-        """Ask `name` to set blocks aside. Raises OutOfBlocks as the peer did, TransferTimeout, PeerLost."""
+        """Ask `name` to set blocks aside. Raises OutOfBlocks as the peer did, TransferTimeout, and what ask() does."""
         peer = self._peer(name)
         with self._lock:
             self._require_known(peer)
@@ -195,7 +195,7 @@ class Sender:
         )
         offer.transfer._on_cancel = functools.partial(self._cancel, offer)
         offer.transfer._on_ready = functools.partial(self._grower.ready, offer)
-        offer.transfer._on_wait = functools.partial(self._assist, peer)
+        offer.transfer._on_wait = functools.partial(peer.assist, self._settings.spin_s)
         return offer
 
     def _pump(self, peer: Peer) -> None:
@@ -299,12 +299,6 @@ class Sender:
         error = TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
         return self._finish(offer, error)
 
-    def _assist(self, peer: Peer) -> None:
-        """A thread begins to wait for an answer of `peer`: it may read it itself."""
-        link = peer.link
-        if link is not None and peer.ready and self._settings.spin_s and not self._loop.on_loop():
-            link.assist(self._settings.spin_s)
-
     def _abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool = False) -> None:
         with self._lock:
             offers = [o for o in self._book.of_peer(peer.name) if o.route is peer and (o.number > 0 or not only_sent)]
@@ -345,7 +339,8 @@ class Sender:
     def _on_frame(self, peer: Peer, payload: bytes) -> None:
         answer = decode(ANSWERS, payload)
         if isinstance(answer, messages.Reserved):
-            self._questions.answer(answer.request, answer.reservation, None)
+            if not self._questions.answer(answer.request, answer.reservation, None):
+                self._tell(peer, messages.Unreserve(answer.reservation))  # it came too late: nobody knows it
             return
         if isinstance(answer, messages.Failed) and answer.offer < 0:
             error = revive(answer.error, answer.message, answer.numbers, peer.name)

@@ -9,6 +9,7 @@ import logging
 import operator
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -237,6 +238,7 @@ class Arrival:
     tokens: Int32Array | None
     pulled_blocks: int
     _release: Callable[[UInt64Array], None] = field(repr=False)
+    _release_later: Callable[[UInt64Array], None] | None = field(default=None, repr=False)  # waits for no lock
     _open: bool = field(default=True, repr=False)
 
     def take(self) -> UInt64Array:
@@ -260,6 +262,16 @@ class Arrival:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False) and len(self.blocks):
+            if self._release_later is not None:
+                self._release_later(self.blocks)
+            warnings.warn(
+                f"poolweave: an arrival of {len(self.blocks)} blocks from {self.peer} was not closed",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
 
 def no_blocks() -> UInt64Array:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from poolweave.errors import DuplicateTransfer, InstanceClosed, OutOfBlocks, RequestRefused
+from poolweave.errors import DuplicateTransfer, InstanceClosed, OutOfBlocks, RequestRefused, TransferFailed
 from poolweave.serving.engine.sequence import Sequence
 from poolweave.serving.job_runner import JobRunner
 from poolweave.serving.messages import Emit, Failure, Finished, Job
@@ -261,6 +261,21 @@ def test_a_cancel_during_begin_is_not_lost(runner: JobRunner, engine: Engine) ->
     go_on.set()
     engine.allowed.release(20)
     assert task.caller.last() == Finished(finish_reason="cancelled")
+
+
+def test_a_cancel_ends_what_begin_waits_for(runner: JobRunner, engine: Engine) -> None:
+    given_up = threading.Event()
+
+    def begin() -> None:
+        assert given_up.wait(60)
+        raise TransferFailed("nobody receives it", reason="cancelled")
+
+    task = Task("1", prefills=False, begin=begin, give_up=given_up.set)
+    submit(runner, task)
+    assert task.began.wait(60)
+    runner.cancel("1")
+    assert task.caller.last() == Finished(finish_reason="cancelled")
+    assert task.released == 1
 
 
 def test_a_client_that_has_gone_loses_its_tasks_only(runner: JobRunner, engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import numpy as np
@@ -10,7 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from poolweave.errors import DuplicateTransfer, InstanceClosed, TransferFailed, TransferTimeout
+from poolweave.errors import (
+    DuplicateTransfer,
+    InstanceClosed,
+    OutOfBlocks,
+    PoolweaveError,
+    TransferFailed,
+    TransferTimeout,
+)
 from poolweave.transfer import Arrival
 from poolweave.transfer.arrivals import ArrivalBook
 from poolweave.types import UInt64Array
@@ -97,8 +105,9 @@ class Arrivals(RuleBasedStateMachine):
                 self.book.claim(tag, 0)
             del self.state[tag]
         else:
-            with pytest.raises(TransferTimeout):
+            with pytest.raises(TransferFailed) as caught:
                 self.book.claim(tag, 0)
+            assert caught.type is (TransferFailed if tag in self.unwanted else TransferTimeout)
 
     @rule(step=st.floats(0, 3))
     def pass_time(self, step: float) -> None:
@@ -128,24 +137,39 @@ Arrivals.TestCase.settings = settings(stateful_step_count=40)
 TestArrivals = Arrivals.TestCase
 
 
-def test_a_waiting_receiver_gets_the_arrival_or_its_error() -> None:
-    book = ArrivalBook()
-    got: list[object] = []
+@pytest.mark.parametrize("end", ["settle", "fail", "discard", "close"])
+def test_a_waiting_receiver_gets_the_arrival_or_its_error(end: str) -> None:
+    book, got = ArrivalBook(), queue.SimpleQueue[object]()
+    sent = Arrival("a", b"t", np.empty(0, np.uint64), 0, None, 0, lambda _: None)
 
     def claim() -> None:
         try:
-            got.append(book.claim(b"t", 20))
-        except TransferFailed as error:
-            got.append(error)
+            got.put(book.claim(b"t", 60))
+        except PoolweaveError as error:
+            got.put(error)
 
-    for settle in (True, False):
-        waiting = threading.Thread(target=claim)
-        waiting.start()
-        book.announce(b"t", 1, 99.0)
-        if settle:
-            book.settle(b"t", 1, Arrival("a", b"t", np.empty(0, np.uint64), 0, None, 0, lambda _: None))
-        else:
-            book.fail(b"t", 1, TransferFailed("x"))
-        waiting.join(20)
-    assert isinstance(got[0], Arrival) or isinstance(got[1], Arrival)
+    waiting = threading.Thread(target=claim)
+    waiting.start()
+    while not book._waiters:  # until it waits: what comes before that is another case
+        threading.Event().wait(0.001)
+    book.announce(b"t", 1, 1e9)
+    if end == "settle":
+        assert book.settle(b"t", 1, sent)
+    elif end == "fail":
+        book.fail(b"t", 1, OutOfBlocks("x", needed=3))
+    elif end == "discard":
+        book.discard(b"t", 1e9)
+    else:
+        book.close()
+    answer = got.get(timeout=60)
+    waiting.join(60)
+    assert (answer is sent) == (end == "settle")
+    if end == "fail":
+        assert isinstance(answer, OutOfBlocks)
+        assert answer.needed == 3
+    elif end == "discard":
+        assert isinstance(answer, TransferFailed)
+        assert answer.reason == "cancelled"
+    elif end == "close":
+        assert isinstance(answer, InstanceClosed)
     book.close()

@@ -92,8 +92,11 @@ def test_closing_either_side_in_the_middle_of_a_pull(world: World, gate: Gate) -
     assert gate.reached.wait(10)
     closing = threading.Thread(target=b.engine.close)
     closing.start()
+    jobs = [job for session in b.engine._receiver._sessions for job in session.jobs.values()]
+    while not all(job.abort.is_set for job in jobs):  # it has begun to close
+        threading.Event().wait(0.001)
     gate.open.set()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     with pytest.raises(PoolweaveError):
         sent.result(10)

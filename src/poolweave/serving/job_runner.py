@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poolweave.errors import DuplicateTransfer, InstanceClosed, PoolweaveError
+from poolweave.errors import DuplicateTransfer, InstanceClosed, PoolweaveError, TransferFailed
 from poolweave.serving.engine.sequence import Sequence
 from poolweave.serving.messages import Emit, ErrorInfo, Failure, Reply
 from poolweave.serving.tasks import Task
@@ -149,7 +149,15 @@ class JobRunner:
         try:
             sequence = task.begin()
         except Exception as error:  # noqa: BLE001 - the request boundary
-            self._fail(task, error)
+            if (
+                isinstance(error, TransferFailed)
+                and error.reason == "cancelled"
+                and task.job.request in self._cancelled
+            ):
+                self._prefill_done(task)
+                self._answer(task, task.cancelled())
+            else:
+                self._fail(task, error)
             return
         with self._lock:
             sequence.cancelled = task.job.request in self._cancelled

@@ -188,6 +188,9 @@ class DecodeTask(Task):
         self._check(len(blocks), self.pool.layout.num_blocks(len(prompt)))
         return self.sequence
 
+    def give_up(self) -> None:
+        self.pool.discard(tag_of(self.job.request))
+
     def prompt_computed(self) -> None:
         """It came computed."""
 
