@@ -42,12 +42,13 @@ class RadixIndex:
         max_bytes: int | str | None = None,
         max_tenant_bytes: int | str | None = None,
         ttl_s: float | None = None,
+        keep_tenants: bool = False,
         eviction: str | RecomputeCost = "lru",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`eviction` is one of EVICTION_POLICIES, or figures for "cost-aware"; a tenant that passes its own cap always
         gives up what it used least recently. Raises ConfigError: `block_tokens` no power of two, a cap below 64 KiB,
-        `ttl_s` not positive, no such policy.
+        `ttl_s` not positive, no such policy. With `keep_tenants`, evict() and coldest() can be asked for one tenant's.
         """
         if ttl_s is not None and not 0 < ttl_s <= 1e9:
             raise ConfigError(f"ttl_s={ttl_s} is not between 0 and 1e9 seconds", setting="ttl_s", value=ttl_s)
@@ -60,8 +61,10 @@ class RadixIndex:
             seed=secrets.randbits(64),  # of the bucket hashes only: nobody can choose prompts that share a bucket
             eviction=policy_name(eviction),
             cost=native_cost(eviction),
+            keep_tenants=keep_tenants,
         )
-        self._namespaces = Namespaces(self._tree.set_tenant if max_tenant_bytes is not None else None)
+        accounts = keep_tenants or max_tenant_bytes is not None
+        self._namespaces = Namespaces(self._tree.set_tenant if accounts else None)
 
     @property
     def eviction(self) -> str:
@@ -116,15 +119,24 @@ class RadixIndex:
         """
         return self._tree.delete(as_tokens(tokens), ns, filter)
 
-    def evict(self, num_blocks: int, *, filter: EvictFilter | None = None) -> UInt64Array:
+    def evict(
+        self, num_blocks: int, *, filter: EvictFilter | None = None, tenant_of: int | None = None
+    ) -> UInt64Array:  # fmt: skip
         """Give up to `num_blocks` blocks up: lowest priority first, then as the policy says, leaves from their ends.
 
         Cost O(blocks given up + runs passed over); log(runs) more a run where the policy is not LRU.
+        With `tenant_of` only of the tenant of this namespace, least recently used first; needs `keep_tenants`.
         """
+        if tenant_of is not None:
+            return self._tree.evict_tenant(tenant_of, _count(num_blocks), filter)
         return self._tree.evict(_count(num_blocks), filter)
 
-    def coldest(self, num_blocks: int, *, filter: EvictFilter | None = None) -> UInt64Array:
+    def coldest(
+        self, num_blocks: int, *, filter: EvictFilter | None = None, tenant_of: int | None = None
+    ) -> UInt64Array:  # fmt: skip
         """The blocks that `evict` would come to first, without giving them up; inner blocks count too."""
+        if tenant_of is not None:
+            return self._tree.coldest_tenant(tenant_of, _count(num_blocks), filter)
         return self._tree.coldest(_count(num_blocks), filter)
 
     def expire(self) -> UInt64Array:

@@ -7,6 +7,7 @@ from poolweave.mempool.config import PoolConfig
 from poolweave.mempool.following import Following
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.pool import MemPool
+from poolweave.mempool.quotas import Quota, Quotas, TenantStats
 from poolweave.mempool.received import Received
 from poolweave.mempool.stats import PoolStats, TierStats
 
@@ -20,6 +21,9 @@ __all__ = [
     "MemPool",
     "PoolConfig",
     "PoolStats",
+    "Quota",
+    "Quotas",
     "Received",
+    "TenantStats",
     "TierStats",
 ]

@@ -6,17 +6,18 @@ import time
 
 import numpy as np
 
-from poolweave.errors import AllocTimeout, ConfigError, OutOfBlocks
+from poolweave.errors import AllocTimeout, ConfigError, OutOfBlocks, QuotaExceeded
+from poolweave.mempool.quotas import NO_LIMIT, NOBODY
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.resizer import Resizer
 from poolweave.mempool.space import BlockSpace
-from poolweave.mempool.waiters import TaskGate, ThreadGate, WaitQueue
+from poolweave.mempool.waiters import TaskGate, ThreadGate, Turn, WaitQueue
 from poolweave.types import Tier, UInt64Array
 
 
 class Allocator:
     """All calls are all or nothing and thread-safe. Waiters are served in order of arrival; alloc without a timeout
-    does not stand in line.
+    does not stand in line. `tenant` is whose quota pays.
     """
 
     def __init__(self, space: BlockSpace, reclaimer: Reclaimer, resizer: Resizer) -> None:
@@ -25,23 +26,23 @@ class Allocator:
         self._resizer = resizer
         self.waiters = WaitQueue()
 
-    def alloc(self, num_blocks: int, tier: Tier) -> UInt64Array:
-        """Raises OutOfBlocks. Evicts when it must."""
-        self.require_possible(num_blocks, tier)
-        handles = self._try(num_blocks, tier)
+    def alloc(self, num_blocks: int, tier: Tier, tenant: int = NOBODY) -> UInt64Array:
+        """Raises OutOfBlocks, QuotaExceeded. Evicts when it must."""
+        self.require_possible(num_blocks, tier, tenant)
+        handles = self._try(num_blocks, tier, tenant)
         if handles is None:
-            raise self.out_of_blocks(num_blocks, tier, OutOfBlocks, "")
+            raise self.refusal(num_blocks, tier, tenant)
         return handles
 
-    def alloc_wait(self, num_blocks: int, tier: Tier, timeout: float) -> UInt64Array:
+    def alloc_wait(self, num_blocks: int, tier: Tier, timeout: float, tenant: int = NOBODY) -> UInt64Array:
         """Waits up to `timeout` seconds without the GIL. Raises AllocTimeout; OutOfBlocks for what can never fit."""
-        self.require_possible(num_blocks, tier)
+        self.require_possible(num_blocks, tier, tenant)
         deadline = time.monotonic() + timeout
         gate = ThreadGate()
         turn = self.waiters.enter(gate.wake)
         try:
             while True:
-                handles = self._try(num_blocks, tier) if self.waiters.is_first(turn) else None
+                handles = self._take_turn(turn, num_blocks, tier, tenant)
                 if handles is not None:
                     return handles
                 left = deadline - time.monotonic()
@@ -51,15 +52,17 @@ class Allocator:
         finally:
             self.waiters.leave(turn)
 
-    async def alloc_async(self, num_blocks: int, tier: Tier, timeout: float | None) -> UInt64Array:
+    async def alloc_async(
+        self, num_blocks: int, tier: Tier, timeout: float | None, tenant: int = NOBODY
+    ) -> UInt64Array:  # fmt: skip
         """The same for a task: other tasks run meanwhile. Cancelling it gives its place up."""
-        self.require_possible(num_blocks, tier)
+        self.require_possible(num_blocks, tier, tenant)
         deadline = None if timeout is None else time.monotonic() + timeout
         gate = TaskGate()
         turn = self.waiters.enter(gate.wake)
         try:
             while True:
-                handles = self._try(num_blocks, tier) if self.waiters.is_first(turn) else None
+                handles = self._take_turn(turn, num_blocks, tier, tenant)
                 if handles is not None:
                     return handles
                 left = None if deadline is None else deadline - time.monotonic()
@@ -80,23 +83,46 @@ class Allocator:
         if available and self.waiters:
             self.waiters.notify()
 
-    def _try(self, num_blocks: int, tier: Tier) -> UInt64Array | None:
+    def _take_turn(self, turn: Turn, num_blocks: int, tier: Tier, tenant: int) -> UInt64Array | None:
+        if not self.waiters.may_try(turn):
+            return None
+        handles = self._try(num_blocks, tier, tenant)
+        if handles is None:
+            self.waiters.stand(turn, aside=self._over_quota(num_blocks, tier, tenant))
+        return handles
+
+    def _try(self, num_blocks: int, tier: Tier, tenant: int) -> UInt64Array | None:
         handles = np.empty(num_blocks, np.uint64)
         space, mask = self._space, tier.value
-        if space.table.alloc(handles, mask):
+        if space.table.alloc(handles, mask, tenant):
             return handles
         with space.lock:
-            while self._reclaimer.make_room(num_blocks, mask):
-                if space.table.alloc(handles, mask):  # another thread may have been faster: it made progress
+            while self._reclaimer.make_room(num_blocks, mask, tenant):
+                if space.table.alloc(handles, mask, tenant):  # another thread may have been faster: it made progress
                     return handles
         return None
 
-    def require_possible(self, num_blocks: int, tier: Tier) -> None:
-        """Raises OutOfBlocks for more than the tiers can ever hold, ValueError for less than none."""
+    def _over_quota(self, num_blocks: int, tier: Tier, tenant: int) -> bool:
+        return tenant != NOBODY and self._space.table.tenant_room(tenant, tier.value) < num_blocks
+
+    def require_possible(self, num_blocks: int, tier: Tier, tenant: int = NOBODY) -> None:
+        """Raises OutOfBlocks for more than the tiers can ever hold, QuotaExceeded for more than the tenant may have,
+        ValueError for less than none.
+        """
         if num_blocks < 0:
             raise ValueError(f"num_blocks must not be negative, got {num_blocks}")
         if num_blocks > sum(self._space.tiers[number].cap_slots for number in self._numbers(tier)):
             raise self.out_of_blocks(num_blocks, tier, OutOfBlocks, "")
+        if tenant != NOBODY and num_blocks > self._quota(tier, tenant)[0]:
+            raise self.refusal(num_blocks, tier, tenant)
+
+    def _quota(self, tier: Tier, tenant: int) -> tuple[int, str]:
+        """Blocks that the tenant may have in `tier` at most, and the cap that says so."""
+        counts = self._space.table.tenant(tenant)
+        by_tier = min(sum(counts.limit[number] for number in self._numbers(tier)), NO_LIMIT)
+        if counts.block_limit <= by_tier:
+            return counts.block_limit, "quota.total"
+        return by_tier, f"quota.{'hbm' if tier & Tier.HBM else 'dram'}"
 
     def _numbers(self, tier: Tier) -> list[int]:
         numbers = [number for number in self._space.tiers if tier.value >> number & 1]
@@ -105,6 +131,22 @@ class Allocator:
                 f"this pool has no {tier.name} tier; create it with dram=...", setting="tier", value=str(tier)
             )
         return numbers
+
+    def refusal(self, needed: int, tier: Tier, tenant: int) -> OutOfBlocks:
+        """What a request that got nothing is told: whose fault it is."""
+        if not self._over_quota(needed, tier, tenant):
+            return self.out_of_blocks(needed, tier, OutOfBlocks, "")
+        self._space.counters["over_quota_refused"] += 1
+        counts, (limit, setting) = self._space.table.tenant(tenant), self._quota(tier, tenant)
+        numbers = self._numbers(tier)
+        evictable = sum(counts.historical[number] for number in numbers)
+        used = sum(counts.used[number] for number in numbers)
+        free = self._space.table.tenant_room(tenant, tier.value)
+        return QuotaExceeded(
+            f"need {needed} blocks, this tenant has {used} of at most {limit} in {tier.name or tier}, {evictable} of "
+            f"them evictable; free some or raise {setting}",
+            needed=needed, free=free, evictable=evictable, pinned=used - evictable, limit=limit, setting=setting,
+        )  # fmt: skip
 
     def out_of_blocks(self, needed: int, tier: Tier, kind: type[OutOfBlocks], when: str) -> OutOfBlocks:
         numbers = self._numbers(tier)

@@ -6,6 +6,7 @@ from poolweave.index import RadixIndex
 from poolweave.mempool._native import BlockTable
 from poolweave.mempool.arena import Arena
 from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.quotas import TenantBook
 from poolweave.mempool.shared_tier import SharedTierMemory
 from poolweave.mempool.space import DRAM, HBM, BlockSpace
 from poolweave.mempool.tiers import TIERS, TierMemory, TierSize
@@ -30,5 +31,6 @@ def build_space(
             tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
     table = BlockTable(limits[0], limits[1], epoch, layout.num_layers)
-    index = RadixIndex(layout.block_tokens, eviction=config.eviction)
-    return BlockSpace(layout, table, tiers, index, config.copy_threads)
+    index = RadixIndex(layout.block_tokens, eviction=config.eviction, keep_tenants=config.quotas is not None)
+    book = None if config.quotas is None else TenantBook(config.quotas, table, layout.block_bytes)
+    return BlockSpace(layout, table, tiers, index, config.copy_threads, book)

@@ -8,6 +8,7 @@ import numpy as np
 
 from poolweave.errors import ConfigError
 from poolweave.index import Identity, MissReason
+from poolweave.mempool.quotas import NOBODY
 from poolweave.mempool.space import BlockSpace
 from poolweave.types import Int32Array, UInt64Array
 
@@ -43,7 +44,14 @@ class Catalogue:
     def namespace(self, identity: Identity) -> int:
         ns = self._space.index.namespace(identity)
         self._digests[ns] = identity.digest
+        if self._space.tenants is not None:
+            self._space.tenants.enter(ns, identity)
         return ns
+
+    def tenant(self, ns: int | None) -> int:
+        """Whose quota pays for blocks of this namespace."""
+        book = self._space.tenants
+        return NOBODY if book is None else book.tenant(self.default_ns if ns is None else ns)
 
     def digest(self, ns: int | None) -> bytes:
         """What names the namespace on the wire. Raises ConfigError for one that namespace() did not give."""

@@ -8,6 +8,7 @@ from poolweave.errors import ConfigError
 from poolweave.index import Identity, RecomputeCost
 from poolweave.index.eviction import policy_name
 from poolweave.mempool.arena import Wanted, wanted
+from poolweave.mempool.quotas import Quotas
 from poolweave.transfer import KVLayout, TransferConfig
 
 
@@ -20,6 +21,7 @@ class PoolConfig:
     "off", "prefer" or "require", see Arena. Above the share `high_watermark` of HBM in use (None: never) a thread makes
     room down to `low_watermark`, before an alloc needs it. `copy_threads`: of a swap.
     `eviction`: which history goes first, one of EVICTION_POLICIES, or figures for "cost-aware".
+    `quotas`: what each tenant may take at most.
     """
 
     page_bytes: int = 2 << 20
@@ -32,6 +34,7 @@ class PoolConfig:
     copy_threads: int = 2
     transfer: TransferConfig | None = None
     eviction: str | RecomputeCost = "lru"
+    quotas: Quotas | None = None
 
     def identity(self, layout: KVLayout) -> Identity:
         """What a pool of `layout` holds unless a namespace says more: a shard's prefixes are its whole model's."""

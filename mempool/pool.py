@@ -27,6 +27,7 @@ from poolweave.mempool.following import Following
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.links import Links
 from poolweave.mempool.name_lock import NameLock
+from poolweave.mempool.quotas import NOBODY
 from poolweave.mempool.received import Received
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.resizer import Resizer
@@ -88,28 +89,36 @@ class MemPool:
             self._sweeper = Sweeper(
                 self._space, self._reclaimer, low=config.low_watermark, high=config.high_watermark, name=self.instance
             )
+        self._counted = config.quotas is not None
         self._most = sum(memory.max_slots for memory in self._space.tiers.values())
         self._closed = False
 
     # --- memory blocks --------------------------------------------------------------------------------------
 
-    def alloc(self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None) -> Blocks:
+    def alloc(
+        self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None, ns: int | None = None
+    ) -> Blocks:  # fmt: skip
         """`num_blocks` blocks with one reference each, all or none; their bytes are undefined.
 
         `Tier.HBM | Tier.DRAM` takes either, HBM first. When blocks are short, historical ones are demoted to DRAM or
         evicted, in one pass at most. With `timeout` (seconds) it waits its turn without the GIL. Raises OutOfBlocks
         with the figures; AllocTimeout (also a TimeoutError) at the deadline. About 20 ns a block in batches of 128.
+        `ns` says whose quota pays: a tenant that would pass it gives up history of its own, or QuotaExceeded is raised.
         """
+        tenant = self._catalogue.tenant(ns) if self._counted else NOBODY
         if timeout is not None:
-            return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout), self._epoch)
+            return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout, tenant), self._epoch)
         if not 0 <= num_blocks <= self._most:
             self._allocator.require_possible(num_blocks, tier)
-        blocks = self._table.alloc_blocks(num_blocks, tier._value_)
-        return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
+        blocks = self._table.alloc_blocks(num_blocks, tier._value_, tenant)
+        return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier, tenant), self._epoch)
 
-    async def alloc_async(self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None) -> Blocks:
+    async def alloc_async(
+        self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None, ns: int | None = None
+    ) -> Blocks:  # fmt: skip
         """alloc() that waits as a task, for ever when `timeout` is None. Cancelling it allocates nothing."""
-        return Blocks(await self._allocator.alloc_async(num_blocks, tier, timeout), self._epoch)
+        tenant = self._catalogue.tenant(ns)
+        return Blocks(await self._allocator.alloc_async(num_blocks, tier, timeout, tenant), self._epoch)
 
     def free(self, blocks: BlocksLike) -> None:
         """Drop one of the caller's references on each; the last one frees a block that is not indexed."""
@@ -221,8 +230,9 @@ class MemPool:
             try:
                 away = np.unique(handles[self._space.locate(handles)[0] == Tier.DRAM.value])
                 while not self._space.move(away, HBM):
-                    if not self._reclaimer.make_room(len(away), Tier.HBM.value):
-                        raise self._allocator.out_of_blocks(len(away), Tier.HBM, OutOfBlocks, "")
+                    tenant = self._reclaimer.make_room_for(away, HBM)
+                    if tenant is not None:
+                        raise self._allocator.refusal(len(away), Tier.HBM, tenant)
                 self._space.counters["swapped_in"] += len(away)
             finally:
                 available = self._table.free(handles)
@@ -330,6 +340,7 @@ class MemPool:
             return PoolStats(
                 instance=self.instance, eviction=space.index.eviction, tiers=tiers, indexed=len(space.index),
                 waiting=len(self._allocator.waiters), events=dict(space.counters), index=space.index.stats(),
+                tenants={} if space.tenants is None else space.tenants.stats(),
                 transfer=self._links.stats(),
             )  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from poolweave.mempool.quotas import NOBODY
 from poolweave.mempool.space import BOTH, DRAM, HBM, BlockSpace
 from poolweave.types import UInt64Array
 
@@ -18,8 +19,15 @@ class Reclaimer:
     def __init__(self, space: BlockSpace) -> None:
         self._space = space
 
-    def make_room(self, num_blocks: int, mask: int) -> bool:
-        """Room for `num_blocks` in the tiers of `mask`, with one eviction pass at most. False when it cannot be."""
+    def make_room(self, num_blocks: int, mask: int, tenant: int = NOBODY) -> bool:
+        """Room for `num_blocks` in the tiers of `mask`, with one eviction pass at most. False when it cannot be.
+
+        A tenant that would pass its quota gives up history of its own, others none for it.
+        """
+        if tenant != NOBODY and not self.make_quota_room(num_blocks, mask, tenant):
+            return False
+        if tenant != NOBODY:
+            return self._make_room_between(num_blocks, mask, tenant)
         free, evictable = self.supply(mask)
         if free < num_blocks and self._extend(num_blocks - free, mask):
             free, evictable = self.supply(mask)
@@ -32,6 +40,53 @@ class Reclaimer:
             needed -= self.demote(needed)
         self.drop(needed, mask, "evicted")
         return self.supply(mask)[0] >= num_blocks
+
+    def _make_room_between(self, num_blocks: int, mask: int, tenant: int) -> bool:
+        """The same where the tenant's quota is room enough: only tiers are cleared that its quota has more room in."""
+        table = self._space.table
+        open_mask, closed = mask, 0
+        for number in (HBM, DRAM):
+            quota = table.tenant_room(tenant, 1 << number)
+            if mask >> number & 1 and quota <= table.counts(number).free:
+                open_mask, closed = open_mask & ~(1 << number), closed + quota
+        if table.alloc_room(mask, tenant) < num_blocks and open_mask:
+            self.make_room(num_blocks - closed, open_mask)
+        return table.alloc_room(mask, tenant) >= num_blocks
+
+    def make_room_for(self, handles: UInt64Array, number: int) -> int | None:
+        """Room in one tier for blocks that come from the other. -> None, or the tenant whose quota or history (NOBODY:
+        the pool's) does not suffice
+        """
+        if self._space.tenants is not None:
+            tenants = np.empty(len(handles), np.uint16)
+            self._space.table.tenants_of(handles, tenants)
+            for tenant, count in zip(*np.unique(tenants, return_counts=True), strict=True):
+                if tenant != NOBODY and not self.make_quota_room(int(count), 1 << number, int(tenant), arriving=False):
+                    return int(tenant)
+        return None if self.make_room(len(handles), 1 << number) else NOBODY
+
+    def make_quota_room(self, num_blocks: int, mask: int, tenant: int, *, arriving: bool = True) -> bool:
+        """Room under a tenant's limits, out of its own history; `arriving` blocks count in its total."""
+        in_tiers, in_all = self._over_quota(num_blocks, mask, tenant, arriving)
+        if in_tiers <= 0 and in_all <= 0:
+            return True
+        historical = self._space.table.tenant(tenant).historical
+        if in_tiers > sum(historical[n] for n in (HBM, DRAM) if mask >> n & 1) or in_all > sum(historical):
+            return False
+        book = self._space.tenants
+        assert book is not None
+        ns = book.namespace(tenant)
+        if mask == 1 << HBM and self._space.has_dram and in_all <= 0:
+            in_tiers -= self.demote(in_tiers, ns)
+        self.drop(in_tiers, mask, "over_quota", tenant_of=ns)
+        self.drop(self._over_quota(num_blocks, mask, tenant, arriving)[1], BOTH, "over_quota", tenant_of=ns)
+        return max(self._over_quota(num_blocks, mask, tenant, arriving)) <= 0
+
+    def _over_quota(self, num_blocks: int, mask: int, tenant: int, arriving: bool) -> tuple[int, int]:
+        """Blocks too many in the tiers of `mask`, and in all."""
+        counts = self._space.table.tenant(tenant)
+        room = sum(counts.limit[n] - counts.used[n] for n in (HBM, DRAM) if mask >> n & 1)
+        return num_blocks - room, counts.blocks + num_blocks * arriving - counts.block_limit
 
     def _extend(self, num_blocks: int, mask: int) -> bool:
         """Where memory comes on demand, get some more before anything is evicted."""
@@ -48,10 +103,22 @@ class Reclaimer:
         counts = [self._space.table.counts(number) for number in (HBM, DRAM) if mask >> number & 1]
         return sum(c.free for c in counts), sum(c.historical for c in counts)
 
-    def demote(self, num_blocks: int) -> int:
-        """Move the coldest historical blocks of HBM to DRAM, dropping older ones there. -> how many moved"""
+    def demote(self, num_blocks: int, tenant_of: int | None = None) -> int:
+        """Move the coldest historical blocks of HBM to DRAM, dropping older ones there. -> how many moved
+
+        Of one tenant's namespace, or of all; never more than a tenant may have in DRAM.
+        """
         space = self._space
-        victims = space.index.coldest(num_blocks, filter=space.table.evictable(1 << HBM))
+        victims = space.index.coldest(num_blocks, filter=space.table.evictable(1 << HBM), tenant_of=tenant_of)
+        if space.tenants is not None:
+            fits = np.empty(len(victims), np.uint8)
+            space.table.fit_quotas(victims, DRAM, fits)
+            if tenant_of is not None and not fits.all():
+                self.drop(int(np.count_nonzero(fits == 0)), 1 << DRAM, "over_quota", hidden=False, tenant_of=tenant_of)
+                victims = self._still_there(victims)
+                fits = np.empty(len(victims), np.uint8)
+                space.table.fit_quotas(victims, DRAM, fits)
+            victims = victims[fits.astype(bool)]
         if not len(victims):
             return 0
         room = space.table.counts(DRAM).free
@@ -66,7 +133,9 @@ class Reclaimer:
         space.counters["demoted"] += len(victims)
         return len(victims)
 
-    def drop(self, num_blocks: int, mask: int, reason: str, *, hidden: bool = True) -> int:
+    def drop(
+        self, num_blocks: int, mask: int, reason: str, *, hidden: bool = True, tenant_of: int | None = None
+    ) -> int:  # fmt: skip
         """Let the index give up `num_blocks` of the tiers of `mask`. -> how many it gave up there
 
         Only leaves go, so a block of the tier may hide behind a leaf of another: with `hidden` such leaves go as well.
@@ -74,11 +143,13 @@ class Reclaimer:
         if num_blocks <= 0:
             return 0
         space = self._space
-        given = space.index.evict(num_blocks, filter=space.table.evictable(mask))
+        given = space.index.evict(num_blocks, filter=space.table.evictable(mask), tenant_of=tenant_of)
         space.drop(given, reason)
         dropped = len(given)
         while hidden and dropped < num_blocks and self.supply(mask)[1]:
-            given = space.index.evict(num_blocks - dropped, filter=space.table.evictable(BOTH))
+            given = space.index.evict(
+                num_blocks - dropped, filter=space.table.evictable(BOTH), tenant_of=tenant_of
+            )  # fmt: skip
             if not len(given):
                 break
             tiers, _ = space.locate(given)

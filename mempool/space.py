@@ -17,6 +17,7 @@ import numpy.typing as npt
 from poolweave.errors import InstanceClosed
 from poolweave.index import RadixIndex
 from poolweave.mempool._native import BlockTable, swap_blocks
+from poolweave.mempool.quotas import TenantBook
 from poolweave.mempool.stats import TierStats
 from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.transfer import KVLayout
@@ -35,6 +36,7 @@ class BlockSpace:
     tiers: dict[int, TierMemory]  # by tier number
     index: RadixIndex
     copy_threads: int
+    tenants: TenantBook | None = None  # where quotas are set
     lock: threading.RLock = field(default_factory=threading.RLock)
     counters: Counter[str] = field(default_factory=Counter)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from poolweave.index import RadixStats
 from poolweave.mempool.arena import ArenaStats
+from poolweave.mempool.quotas import TenantStats
 from poolweave.transfer import TransferStats
 from poolweave.types import Tier
 
@@ -49,5 +50,6 @@ class PoolStats:
     indexed: int
     waiting: int
     events: Mapping[str, int]
+    tenants: Mapping[int, TenantStats]  # those with a quota, by a namespace of each
     index: RadixStats
     transfer: TransferStats | None  # None before the first use of transfers

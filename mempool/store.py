@@ -64,7 +64,8 @@ class PoolStore:
             self._allocator.free(held[incoming.num_blocks :])
             held = held[: incoming.num_blocks]
         try:
-            fresh = self._fresh(incoming, incoming.num_blocks - len(held))
+            tenant = self._catalogue.tenant(self._space.index.namespace_of(incoming.identity))
+            fresh = self._fresh(incoming, incoming.num_blocks - len(held), tenant)
         except BaseException:
             self._allocator.free(held)
             raise
@@ -86,9 +87,9 @@ class PoolStore:
     def release(self, blocks: UInt64Array) -> None:
         self._allocator.free(blocks)
 
-    def _fresh(self, incoming: Incoming, count: int) -> UInt64Array:
+    def _fresh(self, incoming: Incoming, count: int, tenant: int) -> UInt64Array:
         if incoming.on_demand is not None:
-            return self._allocator.alloc(count, incoming.on_demand)
+            return self._allocator.alloc(count, incoming.on_demand, tenant)
         reserved = _NONE if incoming.reserved is None else incoming.reserved
         if len(reserved) < count:
             raise OutOfBlocks(

@@ -1,6 +1,7 @@
 """WaitQueue: who waits for blocks, in order of arrival. Knows no blocks: the pool says when some may have come free.
 
-Only the first waiter is woken, tries, and on leaving wakes the next: no later and smaller request overtakes it.
+Only the first waiter is woken, tries, and on leaving wakes the next: no later and smaller request overtakes it. One
+that its tenant's quota holds up stands aside: those behind it need not wait for that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ class Turn:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
+        self.aside = False
 
 
 class WaitQueue:
@@ -35,9 +37,24 @@ class WaitQueue:
             self.turns.append(turn)
         return turn
 
-    def is_first(self, turn: Turn) -> bool:
+    def may_try(self, turn: Turn) -> bool:
+        """True for the first in line, and for those who stand aside in front of it."""
         with self._mutex:
-            return bool(self.turns) and self.turns[0] is turn
+            return turn in self._in_front()
+
+    def stand(self, turn: Turn, aside: bool) -> None:
+        """`aside`: what it waits for is not what the others wait for."""
+        changed, turn.aside = turn.aside != aside, aside
+        if changed:
+            self.notify()
+
+    def _in_front(self) -> list[Turn]:
+        front = []
+        for turn in self.turns:
+            front.append(turn)
+            if not turn.aside:
+                break
+        return front
 
     def leave(self, turn: Turn) -> None:
         """Give the place up, and the chance to the next."""
@@ -46,11 +63,11 @@ class WaitQueue:
         self.notify()
 
     def notify(self) -> None:
-        """Something may have come free: wake the first."""
+        """Something may have come free: wake who may try."""
         with self._mutex:
-            first = self.turns[0] if self.turns else None
-        if first is not None:
-            first.wake()
+            front = self._in_front()
+        for turn in front:
+            turn.wake()
 
     def notify_all(self) -> None:
         """Wake everybody: the pool closes."""

@@ -1,6 +1,7 @@
 // BlockTable for Python: batches of handles cross as uint64 arrays, results are written into arrays of the caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -50,6 +51,22 @@ auto on_handles(BlockTable& table, In<std::uint64_t> handles) {
     return (table.*Method)(in(handles));
 }
 
+void register_tenants(nb::class_<BlockTable>& cls) {
+    cls.def("set_tenants", &BlockTable::set_tenants, "count"_a)
+        .def("set_quota", [](BlockTable& table, TenantId tenant, std::uint64_t hbm, std::uint64_t dram, std::uint64_t blocks) {
+            table.set_quota(tenant, {hbm, dram}, blocks);
+        }, "tenant"_a, "hbm"_a, "dram"_a, "blocks"_a, "Limits in slots; 2**64 - 1 is none.")
+        .def("tenant", &BlockTable::tenant, "tenant"_a)
+        .def("alloc_room", &BlockTable::alloc_room, "mask"_a, "tenant"_a = 0, "How many blocks alloc() could give now.")
+        .def("tenant_room", &BlockTable::tenant_room, "tenant"_a, "mask"_a, "How many more blocks it may have in these tiers.")
+        .def("tenants_of", [](const BlockTable& table, In<std::uint64_t> handles, Out<TenantId> tenants) {
+            table.tenants_of(in(handles), out(tenants, handles.size()));
+        }, "handles"_a, "out"_a)
+        .def("fit_quotas", [](const BlockTable& table, In<std::uint64_t> handles, unsigned tier, Out<std::uint8_t> fits) {
+            table.fit_quotas(in(handles), tier, out(fits, handles.size()));
+        }, "handles"_a, "tier"_a, "out"_a, "1 for each block that its tenant's limits let lie in the tier, taken in order.");
+}
+
 }  // namespace
 
 void register_blocks(nb::module_& m) {
@@ -71,6 +88,13 @@ void register_blocks(nb::module_& m) {
         .def_ro("reserved", &TierCounts::reserved)
         .def_ro("overhang", &TierCounts::overhang);
 
+    nb::class_<TenantCounts>(m, "TenantCounts", "Slots of one tenant, and its limits, by tier.")
+        .def_ro("used", &TenantCounts::used)
+        .def_ro("historical", &TenantCounts::historical)
+        .def_ro("limit", &TenantCounts::limit)
+        .def_ro("blocks", &TenantCounts::blocks)
+        .def_ro("block_limit", &TenantCounts::block_limit);
+
     nb::class_<Table> cls(m, "BlockTable", "References, places and states of blocks; each call is atomic over its batch.");
     cls.attr("SEALED") = nb::int_(Table::kSealed);
     cls.attr("INDEXED") = nb::int_(Table::kIndexed);
@@ -78,20 +102,20 @@ void register_blocks(nb::module_& m) {
     cls.def("__init__", [](Table* self, std::uint32_t hbm, std::uint32_t dram, std::uint64_t epoch, std::uint32_t num_layers) {
            new (self) Table({hbm, dram}, epoch, num_layers);
        }, "hbm"_a, "dram"_a, "epoch"_a = 0, "num_layers"_a = 1)
-        .def("alloc", [](Table& table, Out<std::uint64_t> handles, unsigned mask) {
+        .def("alloc", [](Table& table, Out<std::uint64_t> handles, unsigned mask, TenantId tenant) {
             const ReleaseIfLong release(handles.size());
-            return table.alloc({handles.data(), handles.size()}, mask);
-        }, "out"_a, "mask"_a)
-        .def("alloc_blocks", [](Table& table, std::int64_t count, unsigned mask) -> std::optional<BlockList> {
+            return table.alloc({handles.data(), handles.size()}, mask, tenant);
+        }, "out"_a, "mask"_a, "tenant"_a = 0)
+        .def("alloc_blocks", [](Table& table, std::int64_t count, unsigned mask, TenantId tenant) -> std::optional<BlockList> {
             if (count < 0) throw nb::value_error("the number of blocks is negative");
             const auto n = static_cast<std::size_t>(count);
             constexpr std::size_t kCheckedFirst = 4096;  // a size that may be a mistake must not cost memory
             if (n > kCheckedFirst && n > table.counts(0).limit + table.counts(1).limit) return std::nullopt;
             BlockList blocks{std::vector<std::uint64_t>(n), table.epoch()};
             const ReleaseIfLong release(n);
-            if (!table.alloc(blocks.handles, mask)) return std::nullopt;
+            if (!table.alloc(blocks.handles, mask, tenant)) return std::nullopt;
             return blocks;
-        }, "num_blocks"_a, "mask"_a, "alloc() as Blocks; None when there are too few.")
+        }, "num_blocks"_a, "mask"_a, "tenant"_a = 0, "alloc() as Blocks; None when there are too few.")
         .def("free_blocks", [](Table& table, const BlockList& blocks) {
             if (blocks.owner != 0 && blocks.owner != table.epoch()) {
                 throw Error(Code::kUnknownBlock, "these blocks are another pool's; send them with transfer()");
@@ -152,6 +176,8 @@ void register_blocks(nb::module_& m) {
              "The blocks in these tiers that only the index refers to, as a filter for the index.")
         .def("is_evictable", &Table::is_evictable, "handle"_a, "mask"_a)
         .def("check", &Table::check, nb::call_guard<nb::gil_scoped_release>());
+
+    register_tenants(cls);
 
     nb::class_<TierGeometry>(m, "TierGeometry", "Where the planes of a tier's blocks lie.")
         .def("__init__", [](TierGeometry* self, std::uintptr_t base, std::uint64_t slot_stride, std::uint64_t plane_stride) {

@@ -95,6 +95,16 @@ void register_order(nb::class_<RadixTree>& cls) {
         }, "num_blocks"_a, "filter"_a = nb::none(),
         nb::sig("def coldest(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]"),
         "The payloads that evict would come to first; nothing is removed.")
+        .def("evict_tenant", [](RadixTree& self, std::uint32_t ns, std::size_t n, const Evictable* filter) {
+            return to_array(without_gil(n > kManyBlocks || !self.idle(), [&] { return self.evict_tenant(ns, n, filter); }));
+        }, "ns"_a, "num_blocks"_a, "filter"_a = nb::none(),
+        nb::sig("def evict_tenant(self, ns: int, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]"),
+        "evict() among the blocks of the tenant of `ns`, least recently used first.")
+        .def("coldest_tenant", [](const RadixTree& self, std::uint32_t ns, std::size_t n, const Evictable* filter) {
+            return to_array(without_gil(n > kManyBlocks || !self.idle(), [&] { return self.coldest_tenant(ns, n, filter); }));
+        }, "ns"_a, "num_blocks"_a, "filter"_a = nb::none(),
+        nb::sig("def coldest_tenant(self, ns: int, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]"),
+        "coldest() among the blocks of the tenant of `ns`, least recently used first.")
         .def("expire", [](RadixTree& self, std::int64_t now_ns) {
             return to_array(without_gil(true, [&] { return self.expire(now_ns); }));
         }, "now_ns"_a, nb::sig("def expire(self, now_ns: int) -> NDArray[numpy.uint64]"),
@@ -116,11 +126,11 @@ void register_radix(nb::module_& m) {
     register_eviction(m);
     nb::class_<RadixTree> cls(m, "RadixTree", "An exact prefix index from int32 tokens to uint64 payloads. Thread-safe.");
     cls.def("__init__", [](RadixTree* self, std::uint32_t block_tokens, std::size_t max_bytes, std::size_t max_tenant_bytes,
-                           std::int64_t ttl_ns, std::uint64_t seed, std::string eviction, const RecomputeCost* cost) {
-           new (self) RadixTree({block_tokens, max_bytes, max_tenant_bytes, ttl_ns, seed, std::move(eviction),
+                           std::int64_t ttl_ns, std::uint64_t seed, std::string eviction, const RecomputeCost* cost, bool keep_tenants) {
+           new (self) RadixTree({block_tokens, max_bytes, max_tenant_bytes, keep_tenants, ttl_ns, seed, std::move(eviction),
                                 cost == nullptr ? RecomputeCost{} : *cost});
        }, "block_tokens"_a = 16, nb::kw_only(), "max_bytes"_a = 0, "max_tenant_bytes"_a = 0, "ttl_ns"_a = 0, "seed"_a = 0,
-            "eviction"_a = "lru", "cost"_a = nb::none())
+            "eviction"_a = "lru", "cost"_a = nb::none(), "keep_tenants"_a = false)
         .def_prop_ro("eviction", &RadixTree::eviction, "The name of the policy.")
         .def("set_tenant", &RadixTree::set_tenant, "ns"_a, "tenant"_a)
         .def("tenant_bytes", &RadixTree::tenant_bytes, "ns"_a)

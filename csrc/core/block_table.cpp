@@ -26,19 +26,28 @@ BlockTable::BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t e
 
 // --- references --------------------------------------------------------------------------------------------
 
-bool BlockTable::alloc(std::span<std::uint64_t> out, unsigned mask) {
-    const std::lock_guard lock(mutex_);
-    std::size_t available = 0;
+// What can be given out now, by tier and in all.
+std::size_t BlockTable::alloc_room_locked(unsigned mask, TenantId tenant, std::array<std::size_t, kTiers>& room) const noexcept {
+    std::size_t all = 0;
     for (unsigned tier = 0; tier < kTiers; ++tier) {
-        if ((mask >> tier & 1) != 0) available += stores_[tier].room();
+        if ((mask >> tier & 1) != 0) room[tier] = std::min<std::uint64_t>(stores_[tier].room(), room_locked(tenant, tier));
+        all += room[tier];
     }
-    if (available < out.size()) return false;
+    if (tenant == 0) [[likely]] return all;
+    const TenantCounts& counts = tenants_[tenant];
+    return std::min(all, counts.block_limit - std::min(counts.block_limit, counts.blocks));
+}
+
+bool BlockTable::alloc(std::span<std::uint64_t> out, unsigned mask, TenantId tenant) {
+    const std::lock_guard lock(mutex_);
+    if (tenant != 0 && tenant >= tenants_.size()) throw Error(Code::kConfig, "tenant " + std::to_string(tenant) + " is not known");
+    std::array<std::size_t, kTiers> room{};
+    if (alloc_room_locked(mask, tenant, room) < out.size()) return false;
     std::uint64_t* next = out.data();
     std::size_t left = out.size();
     for (unsigned tier = 0; tier < kTiers && left > 0; ++tier) {
-        if ((mask >> tier & 1) == 0) continue;
         Store& store = stores_[tier];
-        const std::size_t n = std::min(left, store.room());
+        const std::size_t n = std::min(left, room[tier]);
         store.free.take_lowest(n, next);
         store.counts.used += n;
         left -= n;
@@ -50,8 +59,11 @@ bool BlockTable::alloc(std::span<std::uint64_t> out, unsigned mask) {
             b.place = tier << 30 | slot;
             store.slots[slot].owner = id;
             *next = handle_of(id, b);
+            if (tenant != 0) store.tenants[slot] = tenant;
         }
+        if (tenant != 0) tenants_[tenant].used[tier] += n;
     }
+    if (tenant != 0) tenants_[tenant].blocks += out.size();
     live_ += out.size();
     return true;
 }
@@ -221,6 +233,10 @@ bool BlockTable::begin_move(Handles handles, unsigned tier, Places from, std::sp
     const bool within = std::all_of(handles.begin(), handles.end(), [&](auto h) { return tier_of(blocks_[id_of(h)]) == tier; });
     if ((within ? store.free.count() : store.room()) < handles.size()) return false;
     store.free.take_lowest(handles.size(), to.data());
+    if (!tenants_.empty() && !charge_move(handles, tier, to)) {
+        for (std::size_t i = 0; i < handles.size(); ++i) store.free.insert(static_cast<std::size_t>(to[i]));
+        return false;
+    }
     store.counts.used += handles.size();
     store.counts.reserved += handles.size();
     for (std::size_t i = 0; i < handles.size(); ++i) {
@@ -283,6 +299,7 @@ void BlockTable::set_limit(unsigned tier, std::uint32_t limit) {
         blocks_.resize(blocks_.size() + limit - store.slots.size());
         if (!layers_.empty()) layers_.resize(blocks_.size());
         store.slots.resize(limit, {kNobody, 0});
+        if (!tenants_.empty()) store.tenants.resize(limit);
         store.free.grow(limit);
     }
     for (std::uint32_t slot = before; slot < limit; ++slot) {
@@ -412,6 +429,7 @@ void BlockTable::tally(const Block& b, std::uint64_t sign) noexcept {
     if ((b.flags & kIndexed) == 0) [[likely]] return;
     TierCounts& counts = stores_[tier_of(b)].counts;
     (b.refs == 1 ? counts.historical : counts.pinned) += sign;
+    if (TenantCounts* tenant = b.refs == 1 ? tenant_at(tier_of(b), slot_of(b)) : nullptr) tenant->historical[tier_of(b)] += sign;
 }
 
 void BlockTable::add_ref(Block& b) noexcept {
@@ -453,6 +471,7 @@ std::size_t BlockTable::settle(Handles handles) {
 
 void BlockTable::release(std::uint32_t id) {
     Block& b = blocks_[id];
+    if (TenantCounts* tenant = tenant_at(tier_of(b), slot_of(b))) --tenant->blocks;
     release_slot(tier_of(b), slot_of(b));
     if (++b.generation == 0) b.generation = 1;
     b.flags = 0;
@@ -472,6 +491,10 @@ void BlockTable::release_slot(unsigned tier, std::uint32_t slot) {
     }
     store.slots[slot].owner = kNobody;
     --store.counts.used;
+    if (TenantCounts* tenant = tenant_at(tier, slot)) {
+        --tenant->used[tier];
+        store.tenants[slot] = 0;
+    }
     if (slot < store.counts.limit) store.free.insert(slot);
     else --store.counts.overhang;
 }

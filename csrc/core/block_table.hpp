@@ -4,7 +4,7 @@
 // References: the callers' own, one of the index, one a loan, one while moved. The slot of a block may change, its
 // handle never does. A place on loan that its block has left (a limbo slot) is free only when the loan ends.
 // Every call is atomic: it throws kUnknownBlock, kStaleHandle, ... before anything changed. Thread-safe.
-// 16 bytes a block (18 once somebody seals by layer), 8 a slot, 1.02 bits a slot in the free set.
+// 16 bytes a block (18 once somebody seals by layer), 8 a slot (10 with quotas), 1.02 bits a slot in the free set.
 #pragma once
 
 #include <algorithm>
@@ -43,6 +43,17 @@ struct TierCounts {
     std::uint64_t overhang = 0;    // occupied at or above the limit
 };
 
+// What the blocks of one tenant take, and what they may take, in slots. Tenant 0 is nobody's: not counted, never limited.
+using TenantId = std::uint16_t;
+struct TenantCounts {
+    static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+    std::array<std::uint64_t, kTiers> used{};        // slots by tier; limbo and move targets count
+    std::array<std::uint64_t, kTiers> historical{};  // of them evictable
+    std::array<std::uint64_t, kTiers> limit{kNoLimit, kNoLimit};
+    std::uint64_t blocks = 0;                        // live ones, wherever they lie
+    std::uint64_t block_limit = kNoLimit;
+};
+
 class BlockTable {
   public:
     // `epoch` names this table among others; 0 when nobody asks. A block is sealed when all its `num_layers` are.
@@ -51,8 +62,8 @@ class BlockTable {
     BlockTable& operator=(const BlockTable&) = delete;
 
     // Blocks in the tiers of `mask` (bit t = tier t), the lowest tier and the lowest slots first, one reference each.
-    // All of `out` or, returning false, none.
-    bool alloc(std::span<std::uint64_t> out, unsigned mask);
+    // All of `out` or, returning false, none: also when it would take `tenant` over a limit.
+    bool alloc(std::span<std::uint64_t> out, unsigned mask, TenantId tenant = 0);
     // Drop one of the callers' references on each. Returns how many blocks became free or evictable by it.
     std::size_t free(Handles handles);
     void retain(Handles handles);
@@ -80,11 +91,23 @@ class BlockTable {
     void flags(Handles handles, std::span<std::uint8_t> out) const;  // kSealed | kIndexed | kPrivate
 
     // A move: take slots in `tier`, copy the bytes, then commit or abort. Until then the block stays where it is and is
-    // no victim. False when `tier` has too few free slots. Throws kConfig for a block that is being moved already, and
+    // no victim. False when `tier` has too few free slots, or a tenant's limit is in the way. Throws kConfig for a block that is being moved already, and
     // kNotSealed for one that is on loan while it is written.
     bool begin_move(Handles handles, unsigned tier, Places from, std::span<std::int32_t> to);
     std::size_t commit_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
     std::size_t abort_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
+
+    // Make room in the books for tenants below `count`, and count from now on: call it before anything is allocated.
+    void set_tenants(std::size_t count);
+    void set_quota(TenantId tenant, std::array<std::uint64_t, kTiers> limit, std::uint64_t block_limit);
+    TenantCounts tenant(TenantId tenant) const;
+    // How many blocks alloc() could give the tenant now.
+    std::size_t alloc_room(unsigned mask, TenantId tenant) const;
+    // How many more blocks the tenant's limits let it have in the tiers of `mask`.
+    std::size_t tenant_room(TenantId tenant, unsigned mask) const;
+    void tenants_of(Handles handles, std::span<TenantId> out) const;
+    // Which of the blocks, taken in order, their tenants' limits let lie in `tier`.
+    void fit_quotas(Handles handles, unsigned tier, std::span<std::uint8_t> out) const;
 
     // Raise or lower what may be allocated in `tier`. Blocks at or above a lowered limit stay until freed or moved.
     void set_limit(unsigned tier, std::uint32_t limit);
@@ -126,6 +149,7 @@ class BlockTable {
     };
     struct Store {
         std::vector<Slot> slots;
+        std::vector<TenantId> tenants;  // whose each occupied slot is; empty while tenants are not counted
         SlotSet free;
         TierCounts counts;
 
@@ -157,6 +181,11 @@ class BlockTable {
     void end_loan(unsigned tier, std::uint32_t slot);
     std::size_t finish_move(Handles handles, unsigned tier, std::span<const std::int32_t> to, bool commit);
     void check_slots(unsigned tier) const;
+    std::size_t alloc_room_locked(unsigned mask, TenantId tenant, std::array<std::size_t, kTiers>& room) const noexcept;
+    std::uint64_t room_locked(TenantId tenant, unsigned tier) const noexcept;
+    bool charge_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
+    TenantCounts* tenant_at(unsigned tier, std::uint32_t slot) noexcept;
+    void check_tenants() const;
     std::uint32_t layers_of(std::uint32_t id) const noexcept;
 
     const std::uint64_t epoch_;
@@ -165,6 +194,7 @@ class BlockTable {
     std::array<Store, kTiers> stores_;
     std::vector<Block> blocks_;
     std::vector<std::uint16_t> layers_;  // sealed ones of blocks that are not sealed; empty until somebody seals by layer
+    std::vector<TenantCounts> tenants_;  // by id; empty while they are not counted
     std::uint32_t fresh_ = 0;  // ids from here on were never used
     std::uint32_t free_ids_;   // head of the list of freed ids
     std::uint64_t live_ = 0;

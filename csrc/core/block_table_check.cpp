@@ -50,6 +50,29 @@ void BlockTable::check() const {
     }
     require(loans == lent, "blocks and places count different loans");
     require(moving == reserved, "moves and their targets differ");
+    check_tenants();
+}
+
+void BlockTable::check_tenants() const {
+    std::vector<TenantCounts> seen(tenants_.size());
+    for (unsigned tier = 0; tier < kTiers && !tenants_.empty(); ++tier) {
+        const Store& store = stores_[tier];
+        require(store.tenants.size() == store.slots.size(), "slots without a tenant");
+        for (std::uint32_t slot = 0; slot < store.slots.size(); ++slot) {
+            const std::uint32_t owner = store.slots[slot].owner;
+            const TenantId tenant = store.tenants[slot];
+            require(tenant < tenants_.size() && (tenant == 0 || owner != kNobody), "a free slot is a tenant's");
+            ++seen[tenant].used[tier];
+            if (owner >= kReserved) continue;
+            ++seen[tenant].blocks;
+            seen[tenant].historical[tier] += (blocks_[owner].flags & kIndexed) != 0 && blocks_[owner].refs == 1;
+        }
+    }
+    for (std::size_t tenant = 1; tenant < tenants_.size(); ++tenant) {
+        const TenantCounts& counts = tenants_[tenant];
+        require(counts.used == seen[tenant].used && counts.blocks == seen[tenant].blocks, "a tenant's slots are counted wrong");
+        require(counts.historical == seen[tenant].historical, "a tenant's history is counted wrong");
+    }
 }
 
 void BlockTable::check_slots(unsigned tier) const {

@@ -76,7 +76,7 @@ std::string RadixTree::check_tenants() const {
         for (std::size_t priority = 0; priority < kPriorities; ++priority) {
             for (NodeId id = tenant->lists.oldest(priority); id != kNoNode; id = nodes_[id].newer[kOneTenant]) ++count;
         }
-        if (caps_tenants() && count != listed[tenant.get()]) return "a tenant's list is not complete";
+        if (keeps_tenants() && count != listed[tenant.get()]) return "a tenant's list is not complete";
     }
     if (config_.max_bytes != 0 && nbytes_locked() > config_.max_bytes) return "the index is above its cap";
     return "";

@@ -9,12 +9,12 @@ namespace poolweave {
 
 void RadixTree::link_front(NodeId id) noexcept {
     lists_.push_front(nodes_, id);
-    if (caps_tenants()) nodes_[id].tenant->lists.push_front(nodes_, id);
+    if (keeps_tenants()) nodes_[id].tenant->lists.push_front(nodes_, id);
 }
 
 void RadixTree::unlink(NodeId id) noexcept {
     lists_.remove(nodes_, id);
-    if (caps_tenants()) nodes_[id].tenant->lists.remove(nodes_, id);
+    if (keeps_tenants()) nodes_[id].tenant->lists.remove(nodes_, id);
 }
 
 // Gives up blocks of a leaf from its end: at most `count`, and none above one that `filter` keeps.
@@ -108,17 +108,33 @@ PayloadList RadixTree::evict(std::size_t count, const Evictable* filter) {
     out.reserve(std::min(count, num_blocks_));
     if (order_) {
         evict_ordered(count, filter, out);
-        return out;
+    } else {
+        evict_listed(lists_, kWholeTree, count, filter, out);
     }
+    return out;
+}
+
+PayloadList RadixTree::evict_tenant(std::uint32_t ns, std::size_t count, const Evictable* filter) {
+    const std::unique_lock guard(lock_);
+    PayloadList out;
+    Tenant* const tenant = keeps_tenants() ? find_tenant(ns) : nullptr;
+    if (tenant == nullptr) return out;
+    out.reserve(std::min(count, num_blocks_));
+    ++tenant->num_roots;  // its last block may go; the account stays until this is over
+    evict_listed(tenant->lists, kOneTenant, count, filter, out);
+    release_tenant(tenant_key(ns));
+    return out;
+}
+
+void RadixTree::evict_listed(const RecencyLists& lists, ListKind kind, std::size_t count, const Evictable* filter, PayloadList& out) {
     for (std::size_t priority = 0; priority < kPriorities; ++priority) {
-        NodeId id = lists_.oldest(priority);
+        NodeId id = lists.oldest(priority);
         while (id != kNoNode && out.size() < count) {
-            const NodeId next = nodes_[id].newer[kWholeTree];  // a parent is newer than its children: it comes later
+            const NodeId next = nodes_[id].newer[kind];  // a parent is newer than its children: it comes later
             if (is_victim(nodes_[id])) trim(id, count - out.size(), filter, MissReason::kEvicted, out);
             id = next;
         }
     }
-    return out;
 }
 
 PayloadList RadixTree::coldest(std::size_t count, const Evictable* filter) const {
@@ -126,18 +142,31 @@ PayloadList RadixTree::coldest(std::size_t count, const Evictable* filter) const
     PayloadList out;
     if (order_) {
         coldest_ordered(count, filter, out);
-        return out;
+    } else {
+        collect_coldest(lists_, kWholeTree, count, filter, out);
     }
+    return out;
+}
+
+PayloadList RadixTree::coldest_tenant(std::uint32_t ns, std::size_t count, const Evictable* filter) const {
+    const std::unique_lock guard(lock_);
+    PayloadList out;
+    const Tenant* const tenant = keeps_tenants() ? find_tenant(ns) : nullptr;
+    if (tenant != nullptr) collect_coldest(tenant->lists, kOneTenant, count, filter, out);
+    return out;
+}
+
+void RadixTree::collect_coldest(const RecencyLists& lists, ListKind kind, std::size_t count, const Evictable* filter,
+                                PayloadList& out) const {
     for (std::size_t priority = 0; priority < kPriorities; ++priority) {
-        for (NodeId id = lists_.oldest(priority); id != kNoNode; id = nodes_[id].newer[kWholeTree]) {
+        for (NodeId id = lists.oldest(priority); id != kNoNode; id = nodes_[id].newer[kind]) {
             const Node& node = nodes_[id];
             for (std::size_t i = node.pins == 0 ? node.num_blocks : 0; i-- > 0;) {
-                if (out.size() == count) return out;
+                if (out.size() == count) return;
                 if (filter == nullptr || filter->evictable(node.payloads[i])) out.push_back(node.payloads[i]);
             }
         }
     }
-    return out;
 }
 
 PayloadList RadixTree::expire(std::int64_t now_ns) {

@@ -230,7 +230,7 @@ NodeId RadixTree::split(NodeId id, std::size_t at) {
     upper.num_children = 1;
     children_.find(lower.hash, [&](NodeId candidate) { return candidate == id; })->value = upper_id;
     lists_.insert_newer(nodes_, upper_id, id);
-    if (caps_tenants()) lower.tenant->lists.insert_newer(nodes_, upper_id, id);
+    if (keeps_tenants()) lower.tenant->lists.insert_newer(nodes_, upper_id, id);
     nodes_.drop_front(lower, static_cast<std::uint32_t>(at));
     if (order_) order_->split(upper_id, id, static_cast<std::uint32_t>(at));
     lower.parent = upper_id;

@@ -35,6 +35,7 @@ struct RadixConfig {
     std::uint32_t block_tokens = 16;      // a power of two
     std::size_t max_bytes = 0;            // of all tables and runs together; 0 = no cap
     std::size_t max_tenant_bytes = 0;     // of one tenant's runs; 0 = no cap
+    bool keep_tenants = false;            // keep an order of victims by tenant also without that cap
     std::int64_t ttl_ns = 0;              // since the last touch; 0 = for ever
     std::uint64_t seed = 0;               // of the bucket hashes
     std::string eviction = "lru";         // the order of victims; a tenant's own cap always takes its least recently used
@@ -99,6 +100,9 @@ class RadixTree {
     PayloadList evict(std::size_t count, const Evictable* filter = nullptr);
     // The blocks that evict() would come to first, without removing them and without the rule that leaves go first.
     PayloadList coldest(std::size_t count, const Evictable* filter = nullptr) const;
+    // The same two among the blocks of the tenant of `ns`, always least recently used first. Needs `keep_tenants`.
+    PayloadList evict_tenant(std::uint32_t ns, std::size_t count, const Evictable* filter = nullptr);
+    PayloadList coldest_tenant(std::uint32_t ns, std::size_t count, const Evictable* filter = nullptr) const;
     // Everything that was not touched for the time to live.
     PayloadList expire(std::int64_t now_ns);
     // Everything of one namespace, or of all, that is not pinned.
@@ -193,6 +197,9 @@ class RadixTree {
     void link_front(NodeId id) noexcept;
     void unlink(NodeId id) noexcept;
     bool caps_tenants() const noexcept { return config_.max_tenant_bytes != 0; }
+    bool keeps_tenants() const noexcept { return config_.keep_tenants || caps_tenants(); }
+    void collect_coldest(const RecencyLists& lists, ListKind kind, std::size_t count, const Evictable* filter, PayloadList& out) const;
+    void evict_listed(const RecencyLists& lists, ListKind kind, std::size_t count, const Evictable* filter, PayloadList& out);
     std::size_t nbytes_locked() const noexcept;
     std::string check_node(NodeId id) const;
     std::string check_lists() const;

@@ -170,6 +170,20 @@ class TierCounts:
     @property
     def overhang(self) -> int: ...
 
+class TenantCounts:
+    """Slots of one tenant, and its limits, by tier."""
+
+    @property
+    def used(self) -> list[int]: ...
+    @property
+    def historical(self) -> list[int]: ...
+    @property
+    def limit(self) -> list[int]: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def block_limit(self) -> int: ...
+
 class BlockTable:
     """
     References, places and states of blocks; each call is atomic over its batch.
@@ -184,9 +198,12 @@ class BlockTable:
     PRIVATE: int = 4
 
     def alloc(
-        self, out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")], mask: int
+        self,
+        out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")],
+        mask: int,
+        tenant: int = 0,
     ) -> bool: ...
-    def alloc_blocks(self, num_blocks: int, mask: int) -> Blocks | None:
+    def alloc_blocks(self, num_blocks: int, mask: int, tenant: int = 0) -> Blocks | None:
         """alloc() as Blocks; None when there are too few."""
 
     def free_blocks(self, blocks: Blocks) -> int:
@@ -291,6 +308,31 @@ class BlockTable:
 
     def is_evictable(self, handle: int, mask: int) -> bool: ...
     def check(self) -> None: ...
+    def set_tenants(self, count: int) -> None: ...
+    def set_quota(self, tenant: int, hbm: int, dram: int, blocks: int) -> None:
+        """Limits in slots; 2**64 - 1 is none."""
+
+    def tenant(self, tenant: int) -> TenantCounts: ...
+    def alloc_room(self, mask: int, tenant: int = 0) -> int:
+        """How many blocks alloc() could give now."""
+
+    def tenant_room(self, tenant: int, mask: int) -> int:
+        """How many more blocks it may have in these tiers."""
+
+    def tenants_of(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        out: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def fit_quotas(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tier: int,
+        out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None:
+        """
+        1 for each block that its tenant's limits let lie in the tier, taken in order.
+        """
 
 class TierGeometry:
     """Where the planes of a tier's blocks lie."""
@@ -465,6 +507,7 @@ class RadixTree:
         seed: int = 0,
         eviction: str = "lru",
         cost: RecomputeCost | None = None,
+        keep_tenants: bool = False,
     ) -> None: ...
     @property
     def eviction(self) -> str:
@@ -514,6 +557,16 @@ class RadixTree:
 
     def coldest(self, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
         """The payloads that evict would come to first; nothing is removed."""
+
+    def evict_tenant(self, ns: int, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
+        """
+        evict() among the blocks of the tenant of `ns`, least recently used first.
+        """
+
+    def coldest_tenant(self, ns: int, num_blocks: int, filter: EvictFilter | None = None) -> NDArray[numpy.uint64]:
+        """
+        coldest() among the blocks of the tenant of `ns`, least recently used first.
+        """
 
     def expire(self, now_ns: int) -> NDArray[numpy.uint64]:
         """Payloads that were not touched for the time to live."""

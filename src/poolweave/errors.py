@@ -54,7 +54,13 @@ class ConfigError(PoolweaveError, ValueError):
 class OutOfBlocks(PoolweaveError):
     """The pool cannot give the blocks asked for, even after evicting all it may."""
 
-    fields = ("needed", "free", "evictable", "pinned")
+    fields: ClassVar[tuple[str, ...]] = ("needed", "free", "evictable", "pinned")
+
+
+class QuotaExceeded(OutOfBlocks):
+    """A tenant's quota does not hold the blocks asked for; `limit` is in blocks, `setting` names the cap."""
+
+    fields = ("needed", "free", "evictable", "pinned", "limit", "setting")
 
 
 class AllocTimeout(OutOfBlocks, TimeoutError):

@@ -173,11 +173,11 @@ def test_a_queue_wakes_only_the_first() -> None:
     second = queue.enter(lambda: woken.append(2))
     queue.notify()
     assert woken == [1]
-    assert queue.is_first(first)
-    assert not queue.is_first(second)
+    assert queue.may_try(first)
+    assert not queue.may_try(second)
     queue.leave(first)
     assert woken == [1, 2]
-    assert queue.is_first(second)
+    assert queue.may_try(second)
     queue.notify_all()
     queue.leave(second)
     assert woken == [1, 2, 2]
