@@ -2,7 +2,9 @@
 
 from poolweave.transfer.arriving import Arriving
 from poolweave.transfer.config import TransferConfig
+from poolweave.transfer.costs import CostMeter, TransferCosts
 from poolweave.transfer.engine import TransferEngine
+from poolweave.transfer.granularity import LayerWork, ends_after, layers_per_step
 from poolweave.transfer.layout import KVLayout, Part
 from poolweave.transfer.resharding import Cut, Shard
 from poolweave.transfer.shipment import Arrival, Reservation, Shipment, Transfer, TransferReport
@@ -14,10 +16,12 @@ __all__ = [
     "Arrival",
     "Arriving",
     "BlockStore",
+    "CostMeter",
     "Cut",
     "Exchange",
     "Incoming",
     "KVLayout",
+    "LayerWork",
     "Loan",
     "Part",
     "Placement",
@@ -27,7 +31,10 @@ __all__ = [
     "Shipment",
     "Transfer",
     "TransferConfig",
+    "TransferCosts",
     "TransferEngine",
     "TransferReport",
     "TransferStats",
+    "ends_after",
+    "layers_per_step",
 ]

@@ -93,6 +93,7 @@ class Assembler:
             except ConfigError as error:
                 raise ProtocolError(f"{session.peer} told {error}") from error
             feed.deadline = time.monotonic() + feed.offer.lease_s
+            feed.assembly.deadline = max(feed.assembly.deadline, feed.deadline)
             if feed.busy:
                 return
             feed.busy = True
@@ -132,7 +133,8 @@ class Assembler:
                 ),
             )  # fmt: skip
         with self._changed:
-            return min((feed.assembly.deadline for feed in self._open.values()), default=math.inf)
+            known = [assembly.deadline for assembly in self._known.values()]
+            return min([feed.assembly.deadline for feed in self._open.values()] + known, default=math.inf)
 
     def close(self) -> None:
         """Give everything up; pulls under way end by their abort."""
@@ -196,6 +198,7 @@ class Assembler:
             if self._closed:
                 assembly.error = InstanceClosed(f"{self._home.instance} is closing")
             assembly.feeds.append(feed)
+            assembly.deadline = max(assembly.deadline, deadline)
             self._open[session, offer.offer] = feed
             self._changed.notify_all()
         return feed
@@ -210,7 +213,7 @@ class Assembler:
             if offer.tag:
                 self._arrivals.fail(offer.tag, owner, error)
             raise
-        assembly = Assembly(owner, offer, session.num_parts, placement)
+        assembly = Assembly(owner, offer, session.num_parts, placement, deadline)
         with self._changed:
             if offer.tag:
                 self._known[offer.tag] = assembly
@@ -243,8 +246,9 @@ class Assembler:
     def _fail(self, assembly: Assembly, error: PoolweaveError) -> None:
         with self._changed:
             if assembly.error is None and not assembly.over:
-                assembly.error = error
-            assembly.abort.set()
+                assembly.error = copy.copy(error)  # without the traceback, whose frames hold the peer's memory
+            if assembly.abort is not None:
+                assembly.abort.set()
             self._changed.notify_all()
         self._end_if_over(assembly)
 
@@ -263,17 +267,18 @@ class Assembler:
         error = assembly.error or self._commit(assembly)
         if error is None:
             for feed in assembly.feeds:
-                feed.session.tell(
-                    messages.Confirm(
-                        feed.offer.offer, assembly.num_fresh, feed.nbytes, feed.calls, feed.early_nbytes
-                    )
-                )  # fmt: skip
-            return
+                feed.session.tell(_confirm(assembly, feed))
+        else:
+            self._tell_failure(assembly, error)
         with self._changed:
-            assembly.error = error
+            assembly.feeds, assembly.abort = [], None  # feeds refer back to it: without them it goes at once
+            self._changed.notify_all()
+
+    def _tell_failure(self, assembly: Assembly, error: PoolweaveError) -> None:
+        with self._changed:
+            assembly.error = copy.copy(error)
             if self._known.get(assembly.offer.tag) is assembly:
                 del self._known[assembly.offer.tag]
-            self._changed.notify_all()
         if assembly.offer.tag:
             self._arrivals.fail(assembly.offer.tag, assembly.owner, error)
             self._wake_by(assembly.deadline)
@@ -299,3 +304,9 @@ class Assembler:
     def _answer(self, session: Session, offer: messages.Offer, error: PoolweaveError) -> None:
         self._hooks.count_failure()
         session.tell(messages.Failed(offer.offer, *describe(error)))
+
+
+def _confirm(assembly: Assembly, feed: Feed) -> messages.Confirm:
+    return messages.Confirm(
+        feed.offer.offer, assembly.num_fresh, feed.nbytes, feed.calls, feed.early_nbytes, feed.pull_s
+    )  # fmt: skip

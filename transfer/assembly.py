@@ -35,6 +35,7 @@ class Feed:
     nbytes: int = 0
     calls: int = 0
     early_nbytes: int = 0  # pulled before the last stretch was told
+    pull_s: float = 0.0
 
     def told(self, ready: messages.Ready) -> None:
         """Raises ConfigError for a stretch that does not fit what was told before."""
@@ -55,14 +56,18 @@ class Feed:
 
 @dataclass(slots=True, eq=False)
 class Assembly:
-    """`num_parts` feeds fill one placement. `over` once it was committed or given up."""
+    """`num_parts` feeds fill one placement. `over` once it was committed or given up; it knows no feeds any more then.
+
+    `deadline` is when it is given up: a lease after the last word of any part.
+    """
 
     owner: tuple[Session, int]
     offer: messages.Offer  # the first one; the others say the same
     num_parts: int
     placement: Placement | None
+    deadline: float
     feeds: list[Feed] = field(default_factory=list)
-    abort: Abort = field(default_factory=Abort)
+    abort: Abort | None = field(default_factory=Abort)  # it holds a descriptor, so it goes when all is over
     error: PoolweaveError | None = None
     over: bool = False
 
@@ -93,11 +98,6 @@ class Assembly:
         return any(feed.busy for feed in self.feeds)
 
     @property
-    def deadline(self) -> float:
-        """When it is given up: a lease after the last word of any part."""
-        return max(feed.deadline for feed in self.feeds)
-
-    @property
     def blocks(self) -> UInt64Array:
         """Where it goes: matched blocks, then those being filled."""
         if self.placement is None:
@@ -114,6 +114,9 @@ class Assembly:
 
     def layers_here(self, num_blocks: int) -> int:
         """Leading layers that the first `num_blocks` blocks have, all parts together."""
+        if self.over:
+            route = self.owner[0].route
+            return len(route.target.layers) if route is not None and self.error is None else 0
         if len(self.feeds) < self.num_parts:
             return 0
         return min(feed.layers_here(num_blocks) for feed in self.feeds)

@@ -123,6 +123,12 @@ class KVLayout:
     def bytes_per_token(self) -> int:
         return self.block_bytes // self.block_tokens
 
+    def runs(self, num_layers: int) -> int:
+        """Runs of memory in which that many neighbouring layers of a block lie; blocks side by side may need fewer."""
+        if self.order == "aggregated" or (self.order == "token_major" and num_layers == self.num_layers):
+            return 1
+        return self.block_tokens if self.order == "token_major" else num_layers * len(self.parts)
+
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens, the last one perhaps partly filled."""
         return math.ceil(num_tokens / self.block_tokens)

@@ -168,6 +168,7 @@ class Confirm(_Message, frozen=True, tag="confirm"):
     """All blocks are valid at the receiver: `pulled_blocks` were moved, the others were there.
 
     `early_nbytes` of the bytes came before the last stretch of a growing offer was ready: while it was computed.
+    `pull_s` is the time that moving and checking took, waits for more left out.
     """
 
     offer: int
@@ -175,6 +176,7 @@ class Confirm(_Message, frozen=True, tag="confirm"):
     nbytes: int
     calls: int
     early_nbytes: int = 0
+    pull_s: float = 0.0
 
 
 class Progress(_Message, frozen=True, tag="progress"):

@@ -56,6 +56,7 @@ class Job:
     placement: Placement | None = None
     nbytes: int = 0
     calls: int = 0
+    pull_s: float = 0.0
 
     @property
     def owner(self) -> tuple[Session, int]:
@@ -72,6 +73,7 @@ def pull(home: Home, job: Job) -> None:
 
     Runs on any thread. Raises TransferFailed, PeerLost; then nothing of the placement is valid.
     """
+    began = time.perf_counter()
     placement, offer = job.placement, job.offer
     if placement is None or not len(placement.fresh):
         return
@@ -95,6 +97,7 @@ def pull(home: Home, job: Job) -> None:
             job.session.tell(messages.Progress(offer.offer, held + end, offer.num_blocks))
     if hashes is not None:
         verify(job.session.peer, held, hashes, np.frombuffer(offer.checksums, np.uint64)[held:])
+    job.pull_s = time.perf_counter() - began
 
 
 def pull_slice(session: Session, part: PullSlice) -> None:

@@ -300,7 +300,7 @@ class Receiver:
         with self._counting:
             self._counts["done"] += 1
             self._counts["bytes"] += job.nbytes
-        session.tell(messages.Confirm(offer.offer, pulled, job.nbytes, job.calls))
+        session.tell(messages.Confirm(offer.offer, pulled, job.nbytes, job.calls, 0, job.pull_s))
 
     def _settle(self, job: Job | Assembly, blocks: UInt64Array, taken_back: Callable[[], bool]) -> bool:
         """Hand the blocks to who asks for the tag. False when it was withdrawn: then they are released."""

@@ -279,7 +279,7 @@ class Sender:
             if isinstance(end, PoolweaveError):
                 offer.transfer._fail(end)
             else:
-                offer.transfer._succeed(end.pulled_blocks, end.nbytes, end.calls, end.early_nbytes)
+                offer.transfer._succeed(end, len(offer.growth.steps) if offer.growth is not None else 1)
         if waiting and peer is not None and not self._closed:
             self._pump(peer)
         return True

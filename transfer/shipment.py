@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from poolweave.errors import ConfigError, PoolweaveError, TransferTimeout
-from poolweave.transfer.messages import MAX_BLOCKS, MAX_TAG
+from poolweave.transfer.messages import MAX_BLOCKS, MAX_TAG, Confirm
 from poolweave.types import Int32Array, Tier, UInt64Array
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ class Shipment:
 class TransferReport:
     """How a transfer went: of `num_blocks`, `pulled_blocks` moved in `calls` copies or requests, the rest was there.
 
-    `early_nbytes` of a growing one were there before its last stretch was ready.
+    `early_nbytes` of a growing one were there before its last stretch was ready. `pull_s` is what the receiver spent on
+    moving and checking, `steps` in how many goes.
     """
 
     num_blocks: int
@@ -102,6 +103,8 @@ class TransferReport:
     calls: int
     seconds: float
     early_nbytes: int = 0
+    pull_s: float = 0.0
+    steps: int = 1
 
 
 class Transfer:
@@ -201,9 +204,12 @@ class Transfer:
     def _advance(self, share: float) -> None:
         self._progress = max(self._progress, share)
 
-    def _succeed(self, pulled_blocks: int, nbytes: int, calls: int, early_nbytes: int = 0) -> None:
+    def _succeed(self, end: Confirm, steps: int) -> None:
         seconds = time.perf_counter() - self._started
-        self._finish(TransferReport(self.num_blocks, pulled_blocks, nbytes, calls, seconds, early_nbytes), None)
+        report = TransferReport(
+            self.num_blocks, end.pulled_blocks, end.nbytes, end.calls, seconds, end.early_nbytes, end.pull_s, steps
+        )
+        self._finish(report, None)
 
     def _fail(self, error: PoolweaveError) -> None:
         self._finish(None, error)

@@ -22,10 +22,12 @@ def step_bytes(home: Home, feed: Feed, ready: Ready) -> int:
 
 def pull_step(home: Home, feed: Feed, ready: Ready) -> None:
     """Move a stretch into place and check it. Any thread. Raises TransferFailed, PeerLost."""
+    began = time.perf_counter()
     part, placement = _part(feed, ready), feed.assembly.placement
     first = max(ready.first_block, feed.assembly.num_held)
     if part is not None and placement is not None and first < ready.end_block:
         _pull_blocks(home, feed, ready, part, first)
+    feed.pull_s += time.perf_counter() - began
     feed.pulled.add(stretch_of(ready))
     if not feed.coverage.complete:
         total = feed.offer.num_blocks
@@ -38,8 +40,9 @@ def _part(feed: Feed, ready: Ready) -> Route | None:
 
 
 def _pull_blocks(home: Home, feed: Feed, ready: Ready, part: Route, first: int) -> None:
-    placement = feed.assembly.placement
+    placement, abort = feed.assembly.placement, feed.assembly.abort
     assert placement is not None
+    assert abort is not None
     held, count = feed.assembly.num_held, ready.end_block - first
     whole = part == feed.session.route and part.is_whole
     at_source, at_target = ((), ()) if whole else ((window,) for window in part.windows)
@@ -53,7 +56,7 @@ def _pull_blocks(home: Home, feed: Feed, ready: Ready, part: Route, first: int) 
             feed.session,
             PullSlice(
                 offer=feed.offer, first=first + begin, target=target,
-                hashes=hashes[begin:end] if hashes is not None else None, abort=feed.assembly.abort,
+                hashes=hashes[begin:end] if hashes is not None else None, abort=abort,
                 timeout_s=feed.deadline - time.monotonic(), step=ready.step, step_first=ready.first_block,
                 windows=at_source,
             ),

@@ -37,6 +37,15 @@ class CachedTokens:
         return CachedTokens(self.tokens[: count * block_tokens], self.blocks[:count], self.ns)
 
 
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Who gets a prompt's KV, and under which tag. `growing`: it is still computed; its owner says what is ready."""
+
+    instance: str
+    tag: bytes
+    growing: bool = False
+
+
 class PDBasic:
     """Disaggregation alone: KV is computed, moved and forgotten."""
 
@@ -53,10 +62,11 @@ class PDBasic:
     def keep_prompt(self, pool: MemPool, kv: CachedTokens) -> None:
         """The prompt's KV is computed: active becomes historical, where the flow remembers it."""
 
-    def hand_over(self, pool: MemPool, kv: CachedTokens, decode: str, tag: bytes) -> Transfer:
-        """Send the prompt's KV, a partial last block included, to the decode instance, which claims it by `tag`."""
-        pool.seal(kv.blocks)
-        return pool.transfer(decode, kv.blocks, tag=tag, num_tokens=len(kv.tokens))
+    def hand_over(self, pool: MemPool, kv: CachedTokens, to: Receiver) -> Transfer:
+        """Send the prompt's KV, a partial last block included, to the decode instance, which claims it by the tag."""
+        if not to.growing:
+            pool.seal(kv.blocks)
+        return pool.transfer(to.instance, kv.blocks, tag=to.tag, num_tokens=len(kv.tokens), growing=to.growing)
 
     def keep_answer(self, pool: MemPool, kv: CachedTokens) -> None:
         """The answer is complete, `kv` is all of prompt and answer: active becomes historical."""
@@ -83,9 +93,10 @@ class PDCaching2(PDCaching1):
 
     name = "pd-caching-2"
 
-    def hand_over(self, pool: MemPool, kv: CachedTokens, decode: str, tag: bytes) -> Transfer:
-        pool.seal(kv.blocks)
-        return pool.transfer_with_insert(decode, kv.blocks, kv.tokens, kv.ns, tag=tag)
+    def hand_over(self, pool: MemPool, kv: CachedTokens, to: Receiver) -> Transfer:
+        if not to.growing:
+            pool.seal(kv.blocks)
+        return pool.transfer_with_insert(to.instance, kv.blocks, kv.tokens, kv.ns, tag=to.tag, growing=to.growing)
 
     def keep_answer(self, pool: MemPool, kv: CachedTokens) -> None:
         _index(pool, kv)

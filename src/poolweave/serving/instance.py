@@ -8,6 +8,7 @@ It ends on SIGTERM, and with its parent when that started it with a lifeline. St
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ import msgspec
 
 from poolweave.errors import RequestRefused
 from poolweave.mempool import MemPool, PoolConfig
+from poolweave.serving.granularity import HandOverPolicy
 from poolweave.serving.instance_config import InstanceConfig
 from poolweave.serving.instance_membership import InstanceMembership
 from poolweave.serving.job_runner import JobRunner
@@ -77,7 +79,9 @@ class Instance:
             self._server.close()
             raise
         self._membership: InstanceMembership | None = None
-        self._workplace = Workplace(self._pool, self._model.identity, config.lease_s)
+        self._workplace = Workplace(
+            self._pool, self._model.identity, config.lease_s, HandOverPolicy(self._pool.layout, config.granularity)
+        )
         self._handlers: dict[type[Request], Callable[[Caller, Any], None]] = {
             Hello: lambda caller, request: caller.reply(self._welcome()),
             Connect: self._connect,
@@ -186,7 +190,8 @@ def _pool(config: InstanceConfig, model: LoadedModel) -> MemPool:
     transfer = TransferConfig(listen=("shm", "tcp"), lease_s=config.lease_s)
     settings = PoolConfig(transfer=transfer)
     sizes = {"hbm": config.hbm, "dram": config.dram}
-    return MemPool(model.layout, instance=config.name, device=config.device, config=settings, **sizes)
+    layout = dataclasses.replace(model.layout, order=config.kv_order)
+    return MemPool(layout, instance=config.name, device=config.device, config=settings, **sizes)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 from poolweave.errors import ConfigError
 from poolweave.scheduler.membership import MembershipConfig
 from poolweave.serving.engine.config import EngineConfig
+from poolweave.serving.granularity import Granularity, check_granularity
 from poolweave.types import Role, parse_bytes
 
 Transport = Literal["shm", "tcp"]
@@ -21,7 +22,9 @@ class InstanceConfig:
     `name` is the instance's in every address and message. `model`: "smollm2" or a local Hugging Face directory.
     `listen` takes control messages; KV goes by the two transports, always both. `lease_s` bounds how long blocks
     wait for a peer that says nothing. `registry`: where the deployment's members are written down; None: nowhere,
-    whoever started the instance connects it. Raises ConfigError for values out of range.
+    whoever started the instance connects it. `kv_order` is how a block lies in memory, `granularity` how finely KV is
+    handed over: "by-layer" while it is computed, "by-request" afterwards, "auto" as measured costs say. Raises
+    ConfigError for values out of range.
     """
 
     name: str
@@ -35,6 +38,8 @@ class InstanceConfig:
     lease_s: float = 30.0
     registry: str | None = None
     membership: MembershipConfig = field(default_factory=MembershipConfig)
+    kv_order: Literal["aggregated", "layered"] = "aggregated"
+    granularity: Granularity = "auto"
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -47,6 +52,13 @@ class InstanceConfig:
                 f"instance name {self.name!r} must be 1 to 64 letters, digits, '-', '_' or '.'",
                 setting="name",
                 value=self.name,
+            )
+        check_granularity(self.granularity)
+        if self.kv_order not in ("aggregated", "layered"):
+            raise ConfigError(
+                f"kv_order {self.kv_order!r} is neither 'aggregated' nor 'layered'",
+                setting="kv_order",
+                value=self.kv_order,
             )
         for setting in ("hbm", "dram"):
             parse_bytes(getattr(self, setting), setting)

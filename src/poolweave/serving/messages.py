@@ -52,13 +52,18 @@ def pack_tokens(tokens: TokenIds) -> bytes:
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """One transfer, seen by its sender: `num_blocks` offered, `pulled_blocks` of them lacking at the receiver."""
+    """One transfer, seen by its sender: `num_blocks` offered, `pulled_blocks` of them lacking at the receiver.
+
+    `early_nbytes` of the bytes were there before the last of the KV was computed; it went in `steps`.
+    """
 
     num_blocks: int = 0
     pulled_blocks: int = 0
     nbytes: int = 0
     calls: int = 0
     seconds: float = 0.0
+    early_nbytes: int = 0
+    steps: int = 0
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):

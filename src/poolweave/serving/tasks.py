@@ -12,11 +12,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from poolweave.errors import PoolweaveError, TransferFailed
+from poolweave.errors import OutOfBlocks, PeerLost, PoolweaveError, TransferFailed, TransferTimeout
 from poolweave.index import Identity
 from poolweave.mempool import Blocks, MemPool
+from poolweave.serving.early_hand_over import EarlyHandOver
 from poolweave.serving.engine.sequence import Sequence
-from poolweave.serving.flows import CachedTokens, flow_named
+from poolweave.serving.flows import CachedTokens, Receiver, flow_named
+from poolweave.serving.granularity import HandOverPolicy
 from poolweave.serving.messages import ErrorInfo, Finished, Job, Prefilled, Reply, Sent
 from poolweave.serving.rpc_server import Caller
 from poolweave.transfer import Transfer
@@ -29,6 +31,7 @@ class Workplace:
     pool: MemPool
     identity: Identity
     wait_s: float
+    hand_over: HandOverPolicy
 
 
 class Task:
@@ -46,6 +49,7 @@ class Task:
         self.cached_tokens = 0
         self.sequence: Sequence | None = None
         self._wait_s = workplace.wait_s
+        self._policy = workplace.hand_over
 
     def begin(self) -> Sequence:
         """What the engine is to run, prefix and all. May wait; raises what makes the request impossible."""
@@ -104,12 +108,15 @@ class Task:
         except BaseException:
             transfer.cancel()
             raise
+        self._policy.observe_transfer(report)
         return Sent(
             num_blocks=report.num_blocks,
             pulled_blocks=report.pulled_blocks,
             nbytes=report.nbytes,
             calls=report.calls,
             seconds=report.seconds,
+            early_nbytes=report.early_nbytes,
+            steps=report.steps,
         )
 
     def patience(self) -> float:
@@ -126,27 +133,62 @@ class PrefillTask(Task):
         super().__init__(workplace, caller, job)
         self._decode = decode
         self._transfer: Transfer | None = None
+        self._early: EarlyHandOver | None = None
         self._given_up = False
 
     def begin(self) -> Sequence:
         sequence = super().begin()
         sequence.sampling = dataclasses.replace(self.job.sampling, max_new_tokens=1)
+        if self._policy.is_early and self.job.sampling.max_new_tokens > 1:
+            cached = len(sequence.blocks)
+            self._early = EarlyHandOver(self.pool, sequence, self._policy, cached, self._begin_early)
+            sequence.hook = self._early
         return sequence
 
     def end(self) -> Prefilled:
         reason = "cancelled" if self._given_up else self._reason(self.finished_sequence)
         if reason is not None:
             return Prefilled(cached_tokens=self.cached_tokens, sent=Sent(), finish_reason=reason)
-        self._transfer = self.flow.hand_over(self.pool, self.computed(), self._decode, tag_of(self.job.request))
-        if self._given_up:  # just now: one of the two sees the other
-            self._transfer.cancel()
         try:
-            sent = self.wait(self._transfer)
+            sent = self._hand_over()
         except PoolweaveError:
             if not self._given_up:
                 raise
             return self.cancelled()
         return Prefilled(cached_tokens=self.cached_tokens, sent=sent)
+
+    def release(self) -> None:
+        early, self._early = self._early, None
+        if early is not None:
+            early.abandon()
+        if self.sequence is not None:
+            self.sequence.hook = None
+        super().release()
+
+    def _begin_early(self) -> Transfer:
+        sequence = self.sequence
+        assert sequence is not None, "its hook is called"
+        kv = self.computed(sequence.num_prompt)
+        return self.flow.hand_over(self.pool, kv, Receiver(self._decode, tag_of(self.job.request), growing=True))
+
+    def _hand_over(self) -> Sent:
+        """Wait for the hand-over that began early; send all when there was none, or when it did not end well."""
+        early = self._early.take() if self._early is not None else None
+        if early is not None:
+            self._send(early)
+            try:
+                return self.wait(early)
+            except (TransferFailed, OutOfBlocks) as error:
+                if self._given_up or isinstance(error, (TransferTimeout, PeerLost)):
+                    raise
+        to = Receiver(self._decode, tag_of(self.job.request))
+        return self.wait(self._send(self.flow.hand_over(self.pool, self.computed(), to)))
+
+    def _send(self, transfer: Transfer) -> Transfer:
+        self._transfer = transfer
+        if self._given_up:  # just now: one of the two sees the other
+            transfer.cancel()
+        return transfer
 
     def give_up(self) -> None:
         self._given_up = True

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from poolweave.errors import ConfigError
 from poolweave.serving.engine.planes import KVPlanes, torch_dtype
 from poolweave.transfer import KVLayout
 
@@ -88,3 +89,10 @@ def test_a_view_of_other_memory_order_is_refused(order: Any) -> None:
     view = layout.view(np.zeros(SLOTS * layout.block_bytes, np.uint8), SLOTS)
     with pytest.raises(RuntimeError):
         KVPlanes(view[:, ::2], layout)
+
+
+def test_tokens_that_do_not_follow_one_another_are_refused_by_name() -> None:
+    layout = KVLayout(num_layers=2, kv_heads=2, head_dim=4, order="token_major")
+    view = layout.view(np.zeros(3 * layout.block_bytes, np.uint8), 3)
+    with pytest.raises(ConfigError, match="token_major"):
+        KVPlanes(view, layout)

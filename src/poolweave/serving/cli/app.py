@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from poolweave.serving.cli.bench import bench
 from poolweave.serving.cli.config import config
 from poolweave.serving.cli.coordinator import coordinator
 from poolweave.serving.cli.demo import demo
@@ -22,3 +23,4 @@ app = typer.Typer(
 for command in (up, top, instance, coordinator, demo, plan, doctor, version):
     app.command()(command)
 app.add_typer(config, name="config")
+app.add_typer(bench, name="bench")

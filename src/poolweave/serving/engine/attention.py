@@ -51,6 +51,8 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is not typed
         both = (key_states, value_states)
         rows = torch.cat(both, -1) if planes.num_parts == 1 else torch.cat(both)  # [parts, heads, Q, dim]
         planes.write(self._batch.write_rows[layer_idx], rows.transpose(1, 2))
+        for hook in self._batch.hooks:
+            hook.at(layer_idx)
         context["pool_batch"] = self._batch
         return key_states, value_states
 

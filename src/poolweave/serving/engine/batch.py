@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from poolweave.serving.engine.hooks import HookCall
 from poolweave.serving.engine.planes import KVPlanes, Places
 from poolweave.types import Int32Array
 
@@ -69,8 +70,9 @@ class DecodeGroup:
 class Batch:
     """The tensors of one step. Built once, read by every layer."""
 
-    def __init__(self, rows: Sequence[Row], planes: KVPlanes) -> None:
+    def __init__(self, rows: Sequence[Row], planes: KVPlanes, hooks: Sequence[HookCall] = ()) -> None:
         """Rows are non-empty and their slots cover their positions. `last` keeps their order, the forward does not."""
+        self.hooks = hooks
         decode = sorted((i for i, row in enumerate(rows) if len(row.tokens) == 1), key=lambda i: len(rows[i].slots))
         order = decode + [i for i, row in enumerate(rows) if len(row.tokens) > 1]
         ordered = [rows[i] for i in order]

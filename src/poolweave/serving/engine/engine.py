@@ -16,6 +16,7 @@ from poolweave.serving.engine.attention import PoolCache
 from poolweave.serving.engine.batch import Batch, Row
 from poolweave.serving.engine.batcher import Batcher, Chunk
 from poolweave.serving.engine.config import EngineConfig
+from poolweave.serving.engine.hooks import HookCall
 from poolweave.serving.engine.models import LoadedModel
 from poolweave.serving.engine.planes import KVPlanes
 from poolweave.serving.engine.sampler import sample
@@ -150,22 +151,30 @@ class TorchEngine:
     def _run(self, chunks: list[Chunk]) -> list[Emitted]:
         """The forward, then one token for each sequence all of whose tokens are now computed."""
         ready = [index for index, chunk in enumerate(chunks) if chunk.num_tokens == chunk.sequence.num_pending]
-        logits = self._forward(self._batch(chunks), ready)
+        batch = self._batch(chunks)
+        logits = self._forward(batch, ready)
+        failed = {call.request_id: call.error for call in batch.hooks if call.error is not None}
         for chunk in chunks:
-            chunk.sequence.num_computed += chunk.num_tokens
-            self._computed_tokens += chunk.num_tokens
+            if chunk.sequence.request_id not in failed:
+                chunk.sequence.num_computed += chunk.num_tokens
+                self._computed_tokens += chunk.num_tokens
         self._steps += 1
-        sequences = [chunks[index].sequence for index in ready]
-        return [self._emit(s, token) for s, token in zip(sequences, sample(logits, sequences), strict=True)]
+        whole = [row for row, index in enumerate(ready) if chunks[index].sequence.request_id not in failed]
+        sequences = [chunks[ready[row]].sequence for row in whole]
+        emitted = [self._fail(self._sequences[request_id], error) for request_id, error in failed.items()]
+        tokens = sample(logits if len(whole) == len(ready) else logits[whole], sequences)
+        return emitted + [self._emit(s, token) for s, token in zip(sequences, tokens, strict=True)]
 
     def _batch(self, chunks: Iterable[Chunk]) -> Batch:
-        rows, block_tokens = [], self._pool.layout.block_tokens
+        rows, hooks, block_tokens = [], [], self._pool.layout.block_tokens
         tails: list[tuple[int, int]] = []  # slot, first unwritten token
         for chunk in chunks:
             sequence, start = chunk.sequence, chunk.sequence.num_computed
             end = start + chunk.num_tokens
             slots = self._pool.slots(sequence.blocks[: self._pool.layout.num_blocks(end)])
             rows.append(Row(sequence.tokens[start:end], start, slots))
+            if sequence.hook is not None:
+                hooks.append(HookCall(sequence.request_id, sequence.hook, end))
             begins_block = (
                 chunk.first or start % block_tokens == 0 or start // block_tokens != (end - 1) // block_tokens
             )
@@ -173,7 +182,7 @@ class TorchEngine:
                 tails.append((int(slots[-1]), end % block_tokens))
         if tails:
             self._planes.zero_tails(*np.array(tails, dtype=np.int64).T)
-        return Batch(rows, self._planes)
+        return Batch(rows, self._planes, hooks)
 
     def _forward(self, batch: Batch, ready: list[int]) -> torch.Tensor:
         """Logits [len(ready), vocab] after the last token of the rows `ready`."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from poolweave.errors import ConfigError
 from poolweave.transfer import KVLayout
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -48,7 +49,17 @@ class KVPlanes:
     """
 
     def __init__(self, view: npt.NDArray[Any], layout: KVLayout) -> None:
-        """Wrap `view` [slots, layers, parts, block_tokens, heads, dim] without a copy; it must outlive this object."""
+        """Wrap `view` [slots, layers, parts, block_tokens, heads, dim] without a copy; it must outlive this object.
+
+        Raises ConfigError for the order token_major, in which the tokens of a plane do not follow one another.
+        """
+        if layout.order == "token_major":
+            raise ConfigError(
+                "the engine reads planes of consecutive tokens, which order 'token_major' does not have; use "
+                "'aggregated' or 'layered'",
+                setting="order",
+                value=layout.order,
+            )
         num_slots = view.shape[0]
         tensor = torch.from_numpy(view)
         if layout.dtype == "bfloat16":

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from poolweave.errors import PoolweaveError, RequestRefused
 from poolweave.mempool import Blocks
+from poolweave.serving.engine.hooks import LayerHook
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
@@ -56,7 +57,8 @@ class Sequence:
     `blocks` are references of the owner: a matched or received prefix to start from, and what the engine allocates as
     the sequence grows. After the finish the owner seals, indexes, sends or frees them; a preempted sequence's blocks
     are freed by the engine and computed again. `forced` is a recorded answer: its tokens are emitted in place of
-    drawn ones, up to its end or `max_new_tokens`, whatever stop conditions say. Set `cancelled` from any thread.
+    drawn ones, up to its end or `max_new_tokens`, whatever stop conditions say. `hook` hears of each layer. Set
+    `cancelled` from any thread.
     """
 
     request_id: str
@@ -66,6 +68,7 @@ class Sequence:
     num_computed: int = 0
     blocks: Blocks = field(default_factory=Blocks.empty)
     forced: tuple[int, ...] | None = None
+    hook: LayerHook | None = None
     cancelled: bool = False
     finish_reason: FinishReason | None = None
     matched_stop: str | None = None  # the stop string that ended the answer; the text ends before it

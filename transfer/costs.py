@@ -1,0 +1,67 @@
+"""What moving KV to a peer costs: a fixed part a step, one a call (a run of memory) and one a byte, as measured.
+
+Pure: the caller has the clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+_MOST_KEPT = 64  # transfers; a later one counts as much as an earlier one, and older ones are forgotten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferCosts:
+    """Seconds. The defaults are a start: shared memory of a slow machine, until something was measured."""
+
+    per_step_s: float = 1e-4
+    per_call_s: float = 1e-6
+    per_byte_s: float = 2.5e-10
+
+    def seconds(self, steps: int, calls: int, nbytes: int) -> float:
+        """What a transfer in so many steps, calls and bytes takes."""
+        return steps * self.per_step_s + calls * self.per_call_s + nbytes * self.per_byte_s
+
+
+class CostMeter:
+    """Fits the three costs to the last transfers by least squares. Not thread-safe.
+
+    Costs are never negative: of all fits with some costs at zero, the best that holds is taken.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, int, int, float]] = deque(maxlen=_MOST_KEPT)
+        self._fitted: TransferCosts | None = TransferCosts()
+
+    def observe(self, *, steps: int, calls: int, nbytes: int, seconds: float) -> None:
+        """A transfer took `seconds` of its receiver's time in all its steps together."""
+        if steps > 0 and seconds > 0:
+            self._seen.append((steps, calls, nbytes, seconds))
+            self._fitted = None
+
+    @property
+    def num_observed(self) -> int:
+        return len(self._seen)
+
+    def costs(self) -> TransferCosts:
+        """The fit; the defaults before anything was observed. Cost O(transfers kept), once after each."""
+        if self._fitted is None:
+            self._fitted = _fit(np.array(self._seen, np.float64))
+        return self._fitted
+
+
+def _fit(seen: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> TransferCosts:
+    work, seconds = seen[:, :3] / seen[:, 3:], np.ones(len(seen))  # relative errors count alike, small and large
+    best, best_error = np.zeros(3), np.inf
+    for used in itertools.chain.from_iterable(itertools.combinations(range(3), size) for size in (1, 2, 3)):
+        found, *_ = np.linalg.lstsq(work[:, used], seconds, rcond=None)
+        error = float(((work[:, used] @ found - seconds) ** 2).sum())
+        if (found >= 0).all() and error < best_error * (1 - 1e-9):
+            best, best_error = np.zeros(3), error
+            best[list(used)] = found
+    per_step_s, per_call_s, per_byte_s = best.tolist()
+    return TransferCosts(per_step_s=per_step_s, per_call_s=per_call_s, per_byte_s=per_byte_s)
