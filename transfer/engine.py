@@ -18,7 +18,8 @@ from poolweave.transfer.loop import Loop
 from poolweave.transfer.receiver import Receiver
 from poolweave.transfer.regions import OwnMemory
 from poolweave.transfer.resharding import Cut, Shard
-from poolweave.transfer.sender import Sender, SenderSettings
+from poolweave.transfer.sender import Sender
+from poolweave.transfer.sender_settings import SenderSettings
 from poolweave.transfer.shipment import Arrival, Reservation, Shipment, Transfer
 from poolweave.transfer.stats import TransferStats
 from poolweave.transfer.store import BlockStore

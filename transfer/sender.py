@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from poolweave.errors import (
     InstanceClosed,
@@ -31,6 +29,7 @@ from poolweave.transfer.messages import ANSWERS, decode, encode, revive
 from poolweave.transfer.offers import OfferBook, OpenOffer
 from poolweave.transfer.peers import Dialer, DialHooks, Peer
 from poolweave.transfer.questions import QuestionBook, check_reservation
+from poolweave.transfer.sender_settings import SenderSettings
 from poolweave.transfer.shipment import Reservation, Shipment, Transfer
 from poolweave.transfer.stats import SenderStats
 from poolweave.transfer.store import BlockStore, Loan
@@ -38,17 +37,6 @@ from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier
 
 _FRESH = 0.99  # share of its lease that an offer sent at once has left
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SenderSettings:
-    """`data_address(socket)` is where a peer reached over that connection opens its data connections to us."""
-
-    lease_s: float
-    checksums: bool
-    max_in_flight_bytes: int
-    spin_s: float
-    data_address: Callable[[socket.socket], str]
 
 
 class Sender:
