@@ -49,6 +49,14 @@ void register_extents(nb::module_& m) {
         .def_prop_ro("num_blocks", &Extents::num_blocks)
         .def_prop_ro("num_runs", &Extents::num_runs)
         .def_prop_ro("num_coalesced", &Extents::num_coalesced)
+        .def(
+            "read_runs",
+            [](const Extents& self, const Words& out) {
+                if (out.size() != 2 * self.num_runs()) throw Error(Code::kConfig, "each run needs two places: address and bytes");
+                std::uint64_t* at = out.data();
+                for (const Run& run : self.runs()) *at++ = run.address, *at++ = run.nbytes;
+            },
+            "out"_a, "Address and bytes of each run, one after the other.")
         .def_prop_ro("block_bytes", &Extents::block_bytes)
         .def_prop_ro("nbytes", &Extents::nbytes);
     nb::class_<Tiers>(m, "Tiers", "The grids of one instance by tier.")

@@ -16,7 +16,7 @@ namespace poolweave {
 namespace {
 
 // A hashed piece is read once from memory and once from the cache; after each piece the lease is looked at.
-constexpr std::uint64_t kHashedPiece = 128u << 10;
+constexpr std::uint64_t kHashedPiece = 64u << 10;
 constexpr std::uint64_t kPlainPiece = 1u << 20;
 constexpr std::uint64_t kStreamedTotal = 2u << 20;  // a copy of this size does not stay in a cache anyway
 constexpr std::uint64_t kBytesPerThread = 4u << 20;  // below this, starting a thread costs more than it saves

@@ -10,8 +10,6 @@ import pytest
 from ref_transfer_peer import usage
 from ref_transfer_world import Node, World
 
-from poolweave.errors import TransferFailed
-
 MakeWorld = Callable[[str], World]
 
 
@@ -90,6 +88,3 @@ def test_a_hundred_peers_at_once(make_world: MakeWorld) -> None:
     wait_until(lambda: hub.engine.stats().receiving.sessions == len(guests) // 2)
     for guest in guests[1::2]:
         guest.engine.offer(hub.name, guest.shipment(1)).result(60)
-    with pytest.raises(TransferFailed, match="cannot be reached"):
-        hub.engine.connect("nobody", "shm://nobody")
-        hub.engine.offer("nobody", hub.shipment(1)).result(60)
