@@ -712,6 +712,9 @@ class Extents:
     def num_runs(self) -> int: ...
     @property
     def num_coalesced(self) -> int: ...
+    def read_runs(self, out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")]) -> None:
+        """Address and bytes of each run, one after the other."""
+
     @property
     def block_bytes(self) -> int: ...
     @property
