@@ -40,7 +40,7 @@ def ours(conversations: int) -> dict[str, float]:
     from poolweave.index.events import EventIndex
     from poolweave.index.events.wire import BlockStored, encode_batch
 
-    fields = {"block_size": BLOCK, "lora_id": None, "medium": "GPU", "group_idx": 0}
+    fields = {"block_size": BLOCK, "lora_id": None, "lora_name": None, "medium": "GPU", "group_idx": 0}
     payloads, blocks = [], 0
     for tokens, hashes, parent in stores(conversations):
         event = BlockStored(block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, **fields)

@@ -33,4 +33,9 @@ def build_space(
     table = BlockTable(limits[0], limits[1], epoch, layout.num_layers)
     index = RadixIndex(layout.block_tokens, eviction=config.eviction, keep_tenants=config.quotas is not None)
     book = None if config.quotas is None else TenantBook(config.quotas, table, layout.block_bytes)
-    return BlockSpace(layout, table, tiers, index, config.copy_threads, book)
+    space = BlockSpace(layout, table, tiers, index, config.copy_threads, book)
+    if config.events is not None:
+        from poolweave.mempool.announcer import announcer  # which needs ZeroMQ, other pools do not
+
+        space.recorder = announcer(layout, config)
+    return space

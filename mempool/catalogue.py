@@ -10,7 +10,7 @@ from poolweave.errors import ConfigError
 from poolweave.index import Identity, MissReason
 from poolweave.mempool.quotas import NOBODY
 from poolweave.mempool.space import BlockSpace
-from poolweave.types import Int32Array, UInt64Array
+from poolweave.types import Int32Array, Tier, UInt64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,12 @@ class Catalogue:
         book = self._space.tenants
         return NOBODY if book is None else book.tenant(self.default_ns if ns is None else ns)
 
+    def namespace_of(self, digest: bytes) -> int:
+        """The namespace of an identity that another instance names."""
+        ns = self._space.index.namespace_of(digest)
+        self._digests.setdefault(ns, digest)
+        return ns
+
     def digest(self, ns: int | None) -> bytes:
         """What names the namespace on the wire. Raises ConfigError for one that namespace() did not give."""
         ns = self.default_ns if ns is None else ns
@@ -83,7 +89,11 @@ class Catalogue:
                 self._require_in_place(tokens, handles, ns)
             inserted = space.index.insert(tokens, handles, ns)
             # below a block that is new there is nothing old: duplicates are a leading run
-            space.table.index(handles[len(inserted.duplicates) : inserted.num_tokens // block_tokens])
+            new = handles[len(inserted.duplicates) : inserted.num_tokens // block_tokens]
+            space.table.index(new)
+            if space.recorder is not None:
+                tiers = [Tier(value) for value in space.locate(new)[0].tolist()]
+                space.recorder.stored(tokens[: inserted.num_tokens], new, tiers, self._digests.get(ns))
         return Indexed(inserted.num_tokens, inserted.duplicates, inserted.surplus)
 
     def delete(self, tokens: Int32Array, ns: int | None) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from poolweave.errors import ConfigError
 from poolweave.index import Identity, RecomputeCost
@@ -10,6 +11,9 @@ from poolweave.index.eviction import policy_name
 from poolweave.mempool.arena import Wanted, wanted
 from poolweave.mempool.quotas import Quotas
 from poolweave.transfer import KVLayout, TransferConfig
+
+if TYPE_CHECKING:
+    from poolweave.index.events import PublisherConfig  # which needs ZeroMQ, a pool does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class PoolConfig:
     room down to `low_watermark`, before an alloc needs it. `copy_threads`: of a swap.
     `eviction`: which history goes first, one of EVICTION_POLICIES, or figures for "cost-aware".
     `quotas`: what each tenant may take at most.
+    `events`: publish what the index takes, gives up and moves between tiers, in vLLM's and SGLang's wire format.
     """
 
     page_bytes: int = 2 << 20
@@ -35,6 +40,7 @@ class PoolConfig:
     transfer: TransferConfig | None = None
     eviction: str | RecomputeCost = "lru"
     quotas: Quotas | None = None
+    events: PublisherConfig | None = None
 
     def identity(self, layout: KVLayout) -> Identity:
         """What a pool of `layout` holds unless a namespace says more: a shard's prefixes are its whole model's."""

@@ -9,7 +9,7 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from poolweave.mempool.sweeper import Sweeper
 from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.transfer import KVLayout, Reservation, Shipment, Transfer
 from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens, parse_bytes
+
+if TYPE_CHECKING:
+    from poolweave.index.events import KVEventPublisher
 
 BlocksLike: TypeAlias = "Blocks | UInt64Array | Sequence[int]"
 
@@ -328,6 +331,11 @@ class MemPool:
     def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
         """Set blocks aside at `peer` for one transfer's `dst`; unused ones go back there when the lease ends."""
         return self._links.engine.reserve(peer, num_blocks, tier, timeout)
+
+    @property
+    def events(self) -> KVEventPublisher | None:
+        """Where others may listen to what the index holds; None without `PoolConfig.events`."""
+        return None if self._space.recorder is None else self._space.recorder.publisher
 
     # --- whole pool -----------------------------------------------------------------------------------------
 

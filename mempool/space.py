@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,16 @@ from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.transfer import KVLayout
 from poolweave.types import Int32Array, Tier, UInt64Array
 
+if TYPE_CHECKING:
+    from poolweave.index.events import EventRecorder
+
 HBM, DRAM = 0, 1  # the core's tier numbers
 BOTH = Tier.HBM.value | Tier.DRAM.value
 
 
 @dataclass(slots=True)
 class BlockSpace:
-    """What a pool is made of. `counters` counts blocks by what happened to them."""
+    """What a pool is made of. `counters` counts blocks by what happened to them; `recorder` tells others of it."""
 
     layout: KVLayout
     table: BlockTable
@@ -39,6 +42,7 @@ class BlockSpace:
     tenants: TenantBook | None = None  # where quotas are set
     lock: threading.RLock = field(default_factory=threading.RLock)
     counters: Counter[str] = field(default_factory=Counter)
+    recorder: EventRecorder | None = None
 
     @property
     def has_dram(self) -> bool:
@@ -69,6 +73,8 @@ class BlockSpace:
             self.table.abort_move(handles, target, to)
             raise
         self.table.commit_move(handles, target, to)
+        if self.recorder is not None:
+            self.recorder.moved(handles, TIERS[target])
         return True
 
     def _copy(self, source: int, target: int, slots: Int32Array, to: Int32Array) -> None:
@@ -81,6 +87,8 @@ class BlockSpace:
     def drop(self, handles: UInt64Array, reason: str) -> int:
         """The index gave these up: drop its references. -> how many blocks became free by it"""
         freed = self.table.unindex(handles)
+        if self.recorder is not None:
+            self.recorder.removed(handles)
         self.counters[reason] += len(handles)
         return freed
 
@@ -99,6 +107,8 @@ class BlockSpace:
         with self.lock:
             self.table = cast(BlockTable, _Closed())
             self.tiers = cast(dict[int, TierMemory], _Closed())
+            if self.recorder is not None:
+                self.recorder.publisher.close()
 
     def check(self) -> None:
         """Raises when an invariant of the parts, or between them, does not hold. Call it while no operation runs."""
@@ -109,6 +119,7 @@ class BlockSpace:
                 memory.check()
             counts = [self.table.counts(number) for number in range(len(TIERS))]
             indexed = sum(c.historical + c.pinned for c in counts)
+            assert self.recorder is None or len(self.recorder) == indexed, "the recorder told of other blocks"
             assert indexed == len(self.index), f"{indexed} blocks are marked indexed, the index holds {len(self.index)}"
 
 

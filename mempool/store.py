@@ -60,7 +60,7 @@ class PoolStore:
     def place(self, incoming: Incoming) -> Placement:
         held = _NONE
         if incoming.tokens is not None:
-            held = self._catalogue.match(incoming.tokens, self._space.index.namespace_of(incoming.identity)).handles
+            held = self._catalogue.match(incoming.tokens, self._catalogue.namespace_of(incoming.identity)).handles
             self._allocator.free(held[incoming.num_blocks :])
             held = held[: incoming.num_blocks]
         try:
@@ -80,7 +80,7 @@ class PoolStore:
         if incoming.private:
             self._space.table.set_private(fresh)
         if incoming.insert and incoming.tokens is not None:
-            ns = self._space.index.namespace_of(incoming.identity)
+            ns = self._catalogue.namespace_of(incoming.identity)
             self._catalogue.insert(incoming.tokens, blocks[:whole], ns)
         return blocks
 

@@ -109,6 +109,15 @@ class KVEventPublisher:
         return sequence
 
     @property
+    def block_tokens(self) -> int:
+        return self._held.block_tokens
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next batch will have: how many were published."""
+        return self._sequence
+
+    @property
     def num_held(self) -> int:
         """Blocks that subscribers should know by now."""
         return self._held.num_held(self._slot)

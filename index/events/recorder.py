@@ -1,93 +1,119 @@
-"""A radix index that tells what it holds: every block that it takes or gives up becomes a KV event.
+"""What an index takes and gives up, as KV events: names every block, and knows where it said that it lies.
 
 Payloads must be unique, as block handles are: one that is given up is named by the key under which it was stored.
-Identities other than the default appear in events as a salt that is their digest, never their fields.
+Identities appear in events as a salt that is their digest, never their fields.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from poolweave.index._native import EvictFilter, Inserted, Match, MissReason
 from poolweave.index.events.publisher import KVEventPublisher
 from poolweave.index.events.wire import MEDIA, BlockRemoved, BlockStored, Event
-from poolweave.index.identity import Identity
 from poolweave.index.keys import NO_PARENT, block_keys, short_keys
-from poolweave.index.radix import Payloads, RadixIndex, as_payloads
-from poolweave.types import Tier, TokenIds, UInt64Array, as_tokens
+from poolweave.types import Int32Array, Tier, UInt64Array
 
 
-class RecordedIndex:
-    """`index` and `publisher` stay the caller's. Thread-safe; events go out in the order of the changes."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive blocks that were stored together."""
 
-    def __init__(self, index: RadixIndex, publisher: KVEventPublisher, *, tier: Tier = Tier.HBM) -> None:
-        self._index = index
-        self._publisher = publisher
-        self._medium = MEDIA[tier]
+    tokens: Int32Array  # of these blocks only
+    hashes: list[int]
+    parent: int | None
+    salt: str | None
+
+
+class EventRecorder:
+    """`publisher` stays the caller's to close. Thread-safe; a lock of the caller's keeps calls in the order of changes.
+
+    `default` is the digest of the identity that listeners take for granted: its blocks carry no salt.
+    """
+
+    def __init__(self, publisher: KVEventPublisher, default: bytes | None = None) -> None:
+        self.publisher = publisher
+        self._default = default
+        self._block_tokens = publisher.block_tokens
         self._lock = threading.Lock()
-        self._names: dict[int, int] = {}  # payload -> its block's hash in events
-        self._digests: dict[int, bytes] = {}
+        self._places: dict[int, tuple[_Run, int]] = {}  # payload -> its run, and which block of it
+        self._media: dict[int, str] = {}  # payload -> where it lies
 
-    def namespace(self, identity: Identity) -> int:
-        ns = self._index.namespace(identity)
-        self._digests[ns] = identity.digest
-        return ns
+    def stored(
+        self, tokens: Int32Array, payloads: UInt64Array, tiers: Sequence[Tier], digest: bytes | None = None
+    ) -> None:  # fmt: skip
+        """The last blocks of `tokens`, all of which is indexed, are new: `payloads`, one a block, each in its tier.
 
-    def insert(self, tokens: TokenIds, blocks: Payloads, ns: int = 0, *, priority: int = 0) -> Inserted:
-        """As `RadixIndex.insert`; what is new is published, and before it what made room."""
-        array, payloads = as_tokens(tokens), as_payloads(blocks)
+        `digest` is that of the identity whose prefix it is; None for the namespace of callers who name none.
+        """
+        count = len(payloads)
+        if not count:
+            return
+        hashes = short_keys(block_keys(tokens, self._block_tokens, parent=digest or NO_PARENT)).tolist()
+        first = len(hashes) - count
+        salt = None if digest is None or digest == self._default else digest.hex()
+        own = tokens[first * self._block_tokens : len(hashes) * self._block_tokens]
+        run = _Run(own, hashes[first:], hashes[first - 1] if first else None, salt)
         with self._lock:
-            result = self._index.insert(array, payloads, ns, priority=priority)
-            events = self._removed(result.evicted)
-            if result.num_new:
-                end = result.num_tokens // self._index.block_tokens
-                events.append(self._stored(array[: result.num_tokens].tolist(), payloads[:end], ns, result.num_new))
-            self._publish(events)
-        return result
+            given = payloads.tolist()
+            self._places.update(zip(given, zip(itertools.repeat(run), range(count)), strict=False))
+            self._media.update(zip(given, (MEDIA[tier] for tier in tiers), strict=True))
+            self._publish(self._stores(given))
 
-    def match(self, tokens: TokenIds, ns: int = 0, pin: bool = False, *, touch: bool = True) -> Match:
-        return self._index.match(tokens, ns, pin, touch=touch)
-
-    def delete(self, tokens: TokenIds, ns: int = 0, *, filter: EvictFilter | None = None) -> UInt64Array:
+    def removed(self, payloads: UInt64Array) -> None:
+        """The index gave these up."""
         with self._lock:
-            return self._give_up(self._index.delete(tokens, ns, filter=filter))
+            by_medium: dict[str, list[int]] = {}
+            for payload in payloads.tolist():
+                run, place = self._places.pop(payload)
+                by_medium.setdefault(self._media.pop(payload), []).append(run.hashes[place])
+            self._publish([BlockRemoved(block_hashes=hashes, medium=medium) for medium, hashes in by_medium.items()])
 
-    def evict(self, num_blocks: int, *, filter: EvictFilter | None = None) -> UInt64Array:
+    def moved(self, payloads: UInt64Array, tier: Tier) -> None:
+        """Those of these that are indexed lie in `tier` now."""
         with self._lock:
-            return self._give_up(self._index.evict(num_blocks, filter=filter))
+            here = [p for p in payloads.tolist() if self._media.get(p, MEDIA[tier]) != MEDIA[tier]]
+            left: dict[str, list[int]] = {}
+            for payload in here:
+                run, place = self._places[payload]
+                left.setdefault(self._media[payload], []).append(run.hashes[place])
+                self._media[payload] = MEDIA[tier]
+            gone = [BlockRemoved(block_hashes=hashes, medium=medium) for medium, hashes in left.items()]
+            self._publish([*self._stores(here), *gone])  # held throughout
 
-    def expire(self) -> UInt64Array:
-        with self._lock:
-            return self._give_up(self._index.expire())
+    def __len__(self) -> int:
+        """Blocks told and not taken back."""
+        return len(self._places)
 
-    def clear(self, ns: int | None = None, *, reason: MissReason = MissReason.DELETED) -> UInt64Array:
-        with self._lock:
-            return self._give_up(self._index.clear(ns, reason=reason))
+    def _stores(self, payloads: Iterable[int]) -> list[Event]:
+        """Runs as long as they can be; a parent comes before its children."""
+        places = sorted((id(self._places[p][0]), self._places[p][1], p) for p in payloads)
+        events: list[Event] = []
+        for _, group in itertools.groupby(enumerate(places), self._belongs):
+            chosen = [place for _, place in group]
+            run, first = self._places[chosen[0][2]]
+            end = first + len(chosen)
+            events.append(
+                BlockStored(
+                    block_hashes=run.hashes[first:end],
+                    parent_block_hash=run.hashes[first - 1] if first else run.parent,
+                    token_ids=run.tokens[first * self._block_tokens : end * self._block_tokens].tolist(),
+                    block_size=self._block_tokens,
+                    lora_id=None,
+                    lora_name=None,
+                    medium=self._media[chosen[0][2]],
+                    cache_salt=run.salt,
+                )
+            )
+        return events
 
-    def _stored(self, tokens: list[int], payloads: UInt64Array, ns: int, num_new: int) -> BlockStored:
-        digest = self._digests.get(ns)
-        hashes = short_keys(block_keys(tokens, self._index.block_tokens, parent=digest or NO_PARENT)).tolist()
-        first = len(hashes) - num_new
-        self._names.update(zip(payloads[first:].tolist(), hashes[first:], strict=True))
-        return BlockStored(
-            block_hashes=hashes[first:],
-            parent_block_hash=hashes[first - 1] if first else None,
-            token_ids=tokens[first * self._index.block_tokens :],
-            block_size=self._index.block_tokens,
-            lora_id=None,
-            medium=self._medium,
-            cache_salt=None if digest is None else digest.hex(),
-        )
-
-    def _removed(self, payloads: UInt64Array) -> list[Event]:
-        hashes = [self._names.pop(payload) for payload in payloads.tolist()]
-        return [BlockRemoved(block_hashes=hashes, medium=self._medium)] if hashes else []
-
-    def _give_up(self, payloads: UInt64Array) -> UInt64Array:
-        self._publish(self._removed(payloads))
-        return payloads
+    def _belongs(self, placed: tuple[int, tuple[int, int, int]]) -> tuple[int, int, str]:
+        """What is equal for blocks that follow one another in one run and one medium."""
+        index, (run, place, payload) = placed
+        return run, place - index, self._media[payload]
 
     def _publish(self, events: Sequence[Event]) -> None:
         if events:
-            self._publisher.publish(events)
+            self.publisher.publish(events)

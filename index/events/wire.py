@@ -26,7 +26,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, frozen=True, kw_
     block_size: int
     lora_id: int | None
     medium: str | None
-    lora_name: str | None = None
+    lora_name: str | None  # vLLM's decoder wants it even when nil
     cache_salt: str | None = None
     extra_keys: Sequence[Sequence[Any] | None] | None = None
     group_idx: int | None = None

@@ -44,6 +44,7 @@ class TrueSource:
                     token_ids=list(path[first:]),
                     block_size=1,
                     lora_id=None,
+                    lora_name=None,
                     medium="GPU",
                 )
             ]

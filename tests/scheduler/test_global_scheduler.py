@@ -285,8 +285,9 @@ def test_policy_of_ones_own() -> None:
 
 def stored(hashes: list[int], tokens: list[int]) -> BlockStored:
     return BlockStored(
-        block_hashes=hashes, parent_block_hash=None, token_ids=tokens, block_size=16, lora_id=None, medium="GPU"
-    )
+        block_hashes=hashes, parent_block_hash=None, token_ids=tokens, block_size=16, lora_id=None, medium="GPU",
+        lora_name=None,
+    )  # fmt: skip
 
 
 def test_kv_events_lead_prompts_and_doubt_lowers_the_credit() -> None:

@@ -45,6 +45,7 @@ def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **mo
         token_ids=tokens,
         block_size=16,
         lora_id=None,
+        lora_name=None,
         medium="GPU",
         **more,
     )
@@ -164,6 +165,7 @@ def test_the_frames_are_those_of_vllm_and_sglang(publisher: KVEventPublisher) ->
             "block_size": 16,
             "lora_id": None,
             "medium": "GPU",
+            "lora_name": None,
         }
         assert batch[1] == {"type": "BlockRemoved", "block_hashes": [2**64 - 1], "medium": "GPU"}
         assert batch[2] == {"type": "AllBlocksCleared"}
