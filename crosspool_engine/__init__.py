@@ -1,10 +1,13 @@
 """Decoding several cold MoE models from one KV pool and one weights pool."""
 
 from poolweave.crosspool_engine.config import EngineConfig
-from poolweave.crosspool_engine.engine import DecodeEngine, EngineStats
+from poolweave.crosspool_engine.engine import DecodeEngine
+from poolweave.crosspool_engine.engine_stats import EngineStats
+from poolweave.crosspool_engine.ffn_placement import FfnPart, FfnPlacement
 from poolweave.crosspool_engine.model_shape import ModelShape
+from poolweave.crosspool_engine.planned import planned_config
 from poolweave.crosspool_engine.request import DecodeRequest, Emitted, Generation
-from poolweave.crosspool_engine.served_model import owners_in_plan
+from poolweave.crosspool_engine.served_model import Serving
 
 __all__ = [
     "DecodeEngine",
@@ -12,7 +15,10 @@ __all__ = [
     "Emitted",
     "EngineConfig",
     "EngineStats",
+    "FfnPart",
+    "FfnPlacement",
     "Generation",
     "ModelShape",
-    "owners_in_plan",
+    "Serving",
+    "planned_config",
 ]

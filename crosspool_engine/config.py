@@ -12,20 +12,23 @@ _MAX_ROWS, _MAX_RANKS = 16, 8  # of the native board
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`kv_budget` bytes of KV over all models; `lowered`: workers hand batches on without the host.
+    """`kv_budget` bytes of KV over all models, on each attention rank, or a tuple with each rank's own.
 
-    `in_flight` batches at once: 1 is no pipeline, 2 the paper's; set_control changes both later. `cores`: the CPU of
-    the attention worker, then of each FFN rank; None leaves them to the system. `max_waiting` requests queue for room,
-    each for `deadline_s` at most.
+    `in_flight` batches of a rank at once: 1 is no pipeline, 2 the paper's; `lowered`: workers hand batches on without
+    the host. set_control changes both later. `cores`: the CPU of each attention rank's worker, then of each FFN
+    rank's; None leaves them to the system. `max_waiting` requests queue for room, each for `deadline_s` at most.
+    `events`: stages that each worker's timeline keeps. `reuse`: whole KV blocks of requests that ended stay, to be
+    matched by later ones, until their memory is needed.
     """
 
-    kv_budget: int | str
+    kv_budget: int | str | tuple[int | str, ...]
     max_models: int = 4
     max_tokens: int = 2048
     max_hidden: int = 4096
     in_flight: int = 2
     max_batch: int = 4
     lowered: bool = True
+    attention_ranks: int = 1
     ffn_ranks: int = 1
     block_tokens: int = 16
     page_bytes: int = 2 << 20
@@ -33,41 +36,54 @@ class EngineConfig:
     deadline_s: float = 60.0
     kernels: str = "auto"
     cores: tuple[int, ...] | None = None
+    events: int = 0
+    reuse: bool = True
 
     def __post_init__(self) -> None:
-        limits = {"max_batch": _MAX_ROWS, "ffn_ranks": _MAX_RANKS}
-        for name in ("max_models", "max_tokens", "max_hidden", "in_flight", "max_batch", "ffn_ranks", "block_tokens"):
+        limits = {"max_batch": _MAX_ROWS, "attention_ranks": _MAX_RANKS, "ffn_ranks": _MAX_RANKS}
+        positive = ("max_models", "max_tokens", "max_hidden", "in_flight", "max_batch", "block_tokens")
+        for name in (*positive, "attention_ranks", "ffn_ranks"):
             value, most = getattr(self, name), limits.get(name)
             if value < 1 or (most is not None and value > most):
                 raise ConfigError(
                     f"{name} must be at least 1{f' and at most {most}' if most else ''}, got {value}", setting=name,
                     value=value, limit=most or 1,
                 )  # fmt: skip
-        if self.max_waiting < 0 or not self.deadline_s > 0:
-            raise ConfigError("max_waiting is not negative and deadline_s positive", setting="deadline_s")
-        if self.cores is not None and len(self.cores) != 1 + self.ffn_ranks:
+        if self.max_waiting < 0 or self.events < 0 or not self.deadline_s > 0:
+            raise ConfigError("max_waiting and events are not negative and deadline_s positive", setting="deadline_s")
+        workers = self.attention_ranks + self.ffn_ranks
+        if self.cores is not None and len(self.cores) != workers:
             raise ConfigError(
-                f"cores names {len(self.cores)} CPUs, there are {1 + self.ffn_ranks} workers", setting="cores",
-                value=self.cores,
-            )  # fmt: skip
-        if self.budget_bytes < self.page_bytes:
+                f"cores names {len(self.cores)} CPUs, there are {workers} workers", setting="cores", value=self.cores
+            )
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        if isinstance(self.kv_budget, tuple) and len(self.kv_budget) != self.attention_ranks:
             raise ConfigError(
-                f"kv_budget {self.budget_bytes} holds no page of {self.page_bytes} bytes", setting="kv_budget",
-                value=self.budget_bytes, limit=self.page_bytes,
+                f"kv_budget names {len(self.kv_budget)} ranks, there are {self.attention_ranks}", setting="kv_budget",
+                value=self.kv_budget,
             )  # fmt: skip
+        for rank in range(self.attention_ranks):
+            if self.budget_pages(rank) < 1:
+                raise ConfigError(
+                    f"kv_budget {self.kv_budget} holds no page of {self.page_bytes} bytes", setting="kv_budget",
+                    value=self.kv_budget, limit=self.page_bytes,
+                )  # fmt: skip
+
+    def budget_pages(self, rank: int) -> int:
+        """Pages of KV on one attention rank."""
+        budget = self.kv_budget[rank] if isinstance(self.kv_budget, tuple) else self.kv_budget
+        return parse_bytes(budget, "kv_budget") // self.page_bytes
 
     @property
-    def budget_bytes(self) -> int:
-        return parse_bytes(self.kv_budget, "kv_budget")
-
-    @property
-    def budget_pages(self) -> int:
-        return self.budget_bytes // self.page_bytes
+    def slots_per_rank(self) -> int:
+        """Batches on the board of one attention rank: of each model as many as can fly."""
+        return self.max_models * self.in_flight
 
     @property
     def slots(self) -> int:
-        """Batches on the board: of each model as many as can fly."""
-        return self.max_models * self.in_flight
+        return self.attention_ranks * self.slots_per_rank
 
     @property
     def seats(self) -> int:

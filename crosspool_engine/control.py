@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from poolweave.crosspool_engine.request import Running
+from poolweave.crosspool_engine.running import Running
 
 
 class SlotTurn(enum.IntEnum):
@@ -46,9 +46,10 @@ class Control(Protocol):
         """
         ...
 
-    def evacuate(self, models: frozenset[str], dead: Callable[[], Collection[int]]) -> list[Running]:
-        """Take these models' requests off the board after a worker died; `dead` tells the places of those that have.
+    def evacuate(self, doomed: Collection[Running], dead: Callable[[], Collection[int]]) -> None:
+        """Take these requests off the board after a worker died; `dead` tells the places of those that have.
 
-        Waits for what living workers still have in hand of them, a stage at most.
+        They are all that run of a model on an attention rank. Waits for what living workers still have in hand of
+        them, a stage at most.
         """
         ...

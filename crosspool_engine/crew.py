@@ -13,25 +13,24 @@ from poolweave.mempool import Arena
 
 
 class Crew:
-    """Starts all workers, or none. `workers[0]` is the attention worker, `workers[1 + r]` FFN rank r."""
+    """Starts all workers, or none. By place: `workers[r]` is attention rank r's, after them come the FFN ranks'.
 
-    def __init__(self, config: EngineConfig, board: Board, arena: Arena) -> None:
-        self._config = config
+    `arenas`: of the attention ranks' KV.
+    """
+
+    def __init__(self, config: EngineConfig, board: Board, arenas: Sequence[Arena]) -> None:
+        self.config = config
         self._board = board
-        self._arena = arena
+        self._arenas = arenas
         self.workers: list[WorkerProcess] = []
         try:
-            for place in range(1 + config.ffn_ranks):
+            for place in range(config.attention_ranks + config.ffn_ranks):
                 self.workers.append(self._start(place))
             for worker in self.workers:
                 worker.wait_until_up()
         except BaseException:
             self.close()
             raise
-
-    @property
-    def attention(self) -> WorkerProcess:
-        return self.workers[0]
 
     def dead(self) -> list[int]:
         """Places of workers that died."""
@@ -70,10 +69,11 @@ class Crew:
         self.workers.clear()
 
     def _start(self, place: int) -> WorkerProcess:
-        config = self._config
+        config = self.config
+        rank = place - config.attention_ranks
         spec = WorkerSpec(
-            rank=None if place == 0 else place - 1, board_fd=self._board.fd, channel_fd=-1,
-            arena_fds=self._arena.descriptors, block_tokens=config.block_tokens, kernels=config.kernels,
-            core=None if config.cores is None else config.cores[place],
+            rank=place if rank < 0 else rank, board_fd=self._board.fd, channel_fd=-1,
+            arena_fds=self._arenas[place].descriptors if rank < 0 else None, block_tokens=config.block_tokens,
+            kernels=config.kernels, core=None if config.cores is None else config.cores[place],
         )  # fmt: skip
-        return WorkerProcess("attention" if place == 0 else f"ffn-{place - 1}", spec)
+        return WorkerProcess(f"attention-{place}" if rank < 0 else f"ffn-{rank}", spec)

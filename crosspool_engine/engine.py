@@ -1,15 +1,15 @@
 """DecodeEngine: several cold models decoded from one KV pool and one weights pool. Source: CrossPool.
 
-Composed of a crew (worker processes), a board (hidden states and turns), a KV pool (pages under one budget), an
-admission queue, a desk (requests) and a control (lowered or hosted). Knows no torch: workers load the models.
+Composed of a crew (worker processes), a board (hidden states and turns), a KV pool an attention rank (pages under one
+budget), a roster (models), an admission queue, a desk (requests) and a control (lowered or hosted). Knows no torch:
+workers load the models.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
 
 from poolweave.crosspool_engine._native import Board
@@ -18,29 +18,20 @@ from poolweave.crosspool_engine.config import EngineConfig
 from poolweave.crosspool_engine.control import Control
 from poolweave.crosspool_engine.crew import Crew
 from poolweave.crosspool_engine.desk import Desk
+from poolweave.crosspool_engine.engine_stats import EngineStats
 from poolweave.crosspool_engine.hosted import HostedControl
 from poolweave.crosspool_engine.kv_pool import KvPool
 from poolweave.crosspool_engine.lowered import LoweredControl
-from poolweave.crosspool_engine.pipeline import PipelineConfig
+from poolweave.crosspool_engine.planner.plan import Plan
 from poolweave.crosspool_engine.request import DecodeRequest, Emitted, Generation
 from poolweave.crosspool_engine.roster import Roster
-from poolweave.crosspool_engine.virtualizer import VirtualizerStats
+from poolweave.crosspool_engine.running import Running
+from poolweave.crosspool_engine.served_model import Serving
+from poolweave.crosspool_engine.timeline import StageRun, read_stages
 from poolweave.errors import ConfigError, InstanceClosed, Overloaded, RequestRefused, WorkerLost
 from poolweave.mempool import Arena
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What is here now. `lost`: models that wait for restart() after a worker died."""
-
-    models: tuple[str, ...]
-    lost: tuple[str, ...]
-    running: int
-    waiting: int
-    kv: VirtualizerStats
-    kv_bytes: int
 
 
 class DecodeEngine:
@@ -48,10 +39,13 @@ class DecodeEngine:
 
     One thread drives it: `add`, then `step` until `has_work` is false. With control lowering on, tokens come whether or
     not it steps; a step tells them and composes batches. An admitted request has room for its last token from the
-    start: it is never interrupted. Raises ConfigError, and WorkerLost when the workers do not come up.
+    start: it is never interrupted. With a `plan` (its config by planned_config) models are served as it places them,
+    others refused. Raises ConfigError, and WorkerLost when the workers do not come up.
     """
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: EngineConfig, *, plan: Plan | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.config = config
         self._clock = clock
         self._closed = False
@@ -59,27 +53,27 @@ class DecodeEngine:
             {
                 "slots": config.slots, "max_rows": config.max_batch, "seats": config.seats,
                 "max_tokens": config.max_tokens, "block_tokens": config.block_tokens,
-                "max_hidden": config.max_hidden, "models": config.max_models,
+                "max_hidden": config.max_hidden, "models": config.max_models, "events": config.events,
             }
         )  # fmt: skip
-        arena = Arena(config.budget_pages * config.page_bytes, page_bytes=config.page_bytes)
-        self._crew = Crew(config, self._board, arena)
-        self._pool = KvPool(config, arena, self._crew)
-        self._desk = Desk(self._board, config.seats, self._pool)
+        ranks = range(config.attention_ranks)
+        arenas = [Arena(config.budget_pages(r) * config.page_bytes, page_bytes=config.page_bytes) for r in ranks]
+        self._crew = Crew(config, self._board, arenas)
+        self._pools = [KvPool(rank, arenas[rank], self._crew) for rank in ranks]
+        self._desk = Desk(self._board, config.seats, self._pools)
         self._admission = Admission(config.max_waiting, config.deadline_s)
-        self._roster = Roster(config, self._board, self._crew, self._pool)
+        self._roster = Roster(self._board, self._crew, self._pools, plan)
         self._control: Control = self._make_control(config.lowered, config.in_flight)
 
     # --- models ---------------------------------------------------------------------------------------------
 
-    def activate(self, name: str, path: str, *, dtype: str = "float32", owners: Sequence[int] | None = None) -> None:
+    def activate(self, name: str, serving: Serving) -> None:
         """Serve the model in a Hugging Face directory. All or nothing: a failure leaves everything as it was.
 
-        `owners`: the FFN rank of each layer; None spreads them evenly, a plan gives them (owners_in_plan). Raises
-        ConfigError for what cannot be decoded, ModelNotFound, WorkerLost.
+        Raises ConfigError for what cannot be decoded, naming it, ModelNotFound, WorkerLost.
         """
         self._check_open()
-        self._roster.activate(name, path, dtype=dtype, owners=owners)
+        self._roster.activate(name, serving)
 
     def deactivate(self, name: str) -> None:
         """Give a model's weights and KV range back. Raises ConfigError while requests of it are here."""
@@ -101,14 +95,15 @@ class DecodeEngine:
         if name in self._desk.running or name in self._desk.results or self._admission.holds(name):
             raise RequestRefused(f"request {name!r} is here already")
         model = self._roster.get(request.model)
-        if request.model in self._roster.lost:
-            raise self._roster.lost[request.model]
+        lost = self._roster.lost(request.model)
+        if lost is not None:
+            raise lost
         model.refuse_impossible(request, self.config)
-        if not self._pool.can_ever(request.model, request.end - 1):
+        if not any(self._pools[rank].can_ever(request.model, request.end - 1) for rank in model.ranks):
+            pages = max(self.config.budget_pages(rank) for rank in model.ranks)
             raise RequestRefused(
-                f"{request.end} tokens never fit the KV budget of {self.config.budget_pages} pages",
-                needed=request.end, limit=self.config.budget_pages,
-            )  # fmt: skip
+                f"{request.end} tokens never fit the KV budget of {pages} pages", needed=request.end, limit=pages
+            )
         self._admission.add(request, self._clock())
 
     def cancel(self, request_id: str) -> bool:
@@ -135,7 +130,7 @@ class DecodeEngine:
         except WorkerLost as lost:
             _log.error("%s", lost)
         self._look_after_workers()
-        return self._desk.take_news(self._desk.running.values())
+        return self._desk.take_news()
 
     def result(self, request_id: str) -> Generation:
         """What came of a request that ended; given once. Raises KeyError for one that has not."""
@@ -165,22 +160,36 @@ class DecodeEngine:
         """Replace workers that died and load what they served. Raises as activate(): repeat it then."""
         self._check_open()
         self._look_after_workers()
-        self._roster.restart(self._crew.dead())
+        self._roster.restart()
+
+    def drop_history(self) -> None:
+        """Give up the KV of requests that ended; its memory goes back."""
+        for name, model in self._roster.models.items():
+            for rank in model.ranks:
+                self._pools[rank].drop_history(name)
 
     def worker_pids(self) -> tuple[int, ...]:
-        """The attention worker's, then those of the FFN ranks."""
+        """By place: attention ranks', then FFN ranks'."""
         return tuple(worker.pid for worker in self._crew.workers)
 
     def stats(self) -> EngineStats:
+        names = tuple(self._roster.models)
         return EngineStats(
-            models=tuple(self._roster.models), lost=tuple(self._roster.lost), running=len(self._desk.running),
-            waiting=len(self._admission), kv=self._pool.stats(), kv_bytes=self._pool.held_bytes,
+            models=names, lost=tuple(name for name in names if self._roster.lost(name)),
+            running=len(self._desk.running), waiting=len(self._admission),
+            kv=tuple(pool.stats() for pool in self._pools), kv_bytes=sum(pool.held_bytes for pool in self._pools),
+            history_blocks=sum(pool.num_history for pool in self._pools),
         )  # fmt: skip
+
+    def stages(self) -> tuple[StageRun, ...]:
+        """The last stages of each worker, up to the configured `events`, by start; any time."""
+        return read_stages(self._board, self.config, {m.index: name for name, m in self._roster.models.items()})
 
     def check(self) -> None:
         """Assert all invariants; for tests."""
         self._desk.check()
-        self._pool.check()
+        for pool in self._pools:
+            pool.check()
 
     def close(self) -> None:
         """End the workers; requests that have not ended are dropped. Idempotent."""
@@ -199,34 +208,37 @@ class DecodeEngine:
     # --- private --------------------------------------------------------------------------------------------
 
     def _make_control(self, lowered: bool, in_flight: int) -> Control:
-        config = self.config
         self._board.set_in_flight(in_flight)
         if lowered:
-            return LoweredControl(self._board, self._roster.models, config)
-        pipeline = PipelineConfig(in_flight=in_flight, max_batch=config.max_batch)
-        return HostedControl(self._board, self._roster.models, self._crew.workers, pipeline)
+            return LoweredControl(self._board, self._roster.models, self.config)
+        return HostedControl(self._board, self._roster.models, self._crew, in_flight)
 
     def _enter(self, request: DecodeRequest) -> bool:
-        running = self._desk.seat(request)
+        running = self._desk.seat(request, self._roster.eligible(request.model))
         if running is not None:
             self._control.place(running)
         return running is not None
 
     def _look_after_workers(self) -> None:
-        """End the requests of models that lost a worker; what they held comes back. Other models go on."""
-        for place in self._crew.dead():
-            fresh = self._roster.served_at(place)
-            if not fresh:
-                continue
-            lost = self._crew.workers[place].lost()
-            for running in self._control.evacuate(fresh, self._crew.dead):
-                self._desk.end(running, lost)
-            for name in fresh:
-                self._roster.lost[name] = lost
-                for waiting in self._admission.drain(name):
-                    self._desk.end_unseated(waiting, "error", lost)
-            if place == 0:
-                self._pool.forget()
+        """End the requests that need a worker which died; what they held comes back. Others go on."""
+        fresh = self._roster.notice_deaths()
+        if not fresh:
+            return
+        running_now = self._desk.running.values()
+        doomed = {each: lost for place, lost in fresh.items() for each in running_now if self._needs(each, place)}
+        self._control.evacuate(doomed, self._crew.dead)
+        for running, lost in doomed.items():
+            self._desk.end(running, lost)
+        for name in self._roster.models:
+            gone = self._roster.lost(name)
+            for waiting in self._admission.drain(name) if gone else ():
+                self._desk.end_unseated(waiting, "error", gone)
+        for pool in self._pools:
+            if pool.rank in fresh:
+                pool.forget()
+
+    def _needs(self, running: Running, place: int) -> bool:
+        return place == running.rank or place in self._roster.models[running.model].ffn_places
 
     def _check_open(self) -> None:
         if self._closed:

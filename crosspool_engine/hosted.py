@@ -2,77 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from poolweave.crosspool_engine._native import Board
 from poolweave.crosspool_engine.control import SeatFinish
+from poolweave.crosspool_engine.crew import Crew
 from poolweave.crosspool_engine.pipeline import Batch, Pipeline, PipelineConfig, PipelineModel, Turn
-from poolweave.crosspool_engine.request import Running
+from poolweave.crosspool_engine.running import Running
 from poolweave.crosspool_engine.served_model import ServedModel
 from poolweave.crosspool_engine.worker_messages import Step
 from poolweave.crosspool_engine.worker_process import WorkerProcess
 from poolweave.errors import WorkerLost
 
 
-class HostedControl:
-    """`models` and `workers` (attention, then FFN ranks) are the engine's, live: a restarted worker takes its place."""
+@dataclass(slots=True)
+class _Rank:
+    """One attention rank's pipeline and which slot each of its batches has."""
 
-    def __init__(
-        self, board: Board, models: Mapping[str, ServedModel], workers: Sequence[WorkerProcess], config: PipelineConfig
-    ) -> None:
+    number: int
+    pipeline: Pipeline
+    slots: dict[int, int] = field(default_factory=dict)  # batch number -> slot
+
+    def batch_in(self, slot: int) -> Batch:
+        return next(batch for batch in self.pipeline.batches if self.slots[batch.number] == slot)
+
+
+class HostedControl:
+    """`models` and the crew's workers are the engine's, live: a restarted worker takes its place."""
+
+    def __init__(self, board: Board, models: Mapping[str, ServedModel], crew: Crew, in_flight: int) -> None:
         self._board = board
         self._models = models
-        self._workers = workers
-        self._config = config
+        self._crew = crew
+        self._config = PipelineConfig(in_flight=in_flight, max_batch=crew.config.max_batch)
         self._placed: dict[str, Running] = {}
-        self._pipeline: Pipeline | None = None
+        self._ranks: list[_Rank] = []
         self._known: Mapping[str, ServedModel] = {}
         self._over: list[Running] = []  # take part no more, not yet handed over
-        self._slots: dict[int, int] = {}  # batch number -> slot
-        self._running: dict[tuple[WorkerProcess, int], int] = {}  # (worker, slot) -> batch number
+        self._busy: dict[
+            int, tuple[WorkerProcess, int]
+        ] = {}  # slot -> who works on it, and how far in the layer's ranks
 
     def place(self, running: Running) -> None:
-        pipeline = self._current()
+        ranks = self._current()
         self._placed[running.name] = running
-        pipeline.add(running.name, running.request.model)
+        ranks[running.rank].pipeline.add(running.name, running.model)
 
     def collect(self, timeout_s: float) -> list[Running]:
-        pipeline = self._current()
-        self._start_stages(pipeline)
-        while self._running and not self._over and self._any_answer(timeout_s):
-            sampled = self._end_stages(pipeline)
-            self._start_stages(pipeline)  # before the host does anything else: workers never wait for its bookkeeping
+        ranks = self._current()
+        self._start_stages(ranks)
+        while self._busy and not self._over and self._any_answer(timeout_s):
+            sampled = self._end_stages(ranks)
+            self._start_stages(ranks)  # before the host does anything else: workers never wait for its bookkeeping
             if sampled:
                 break  # tokens to tell, perhaps ends
         over, self._over = self._over, []
         return over
 
-    def evacuate(self, models: frozenset[str], dead: Callable[[], Collection[int]]) -> list[Running]:
+    def evacuate(self, doomed: Collection[Running], dead: Callable[[], Collection[int]]) -> None:
         self._settle()
-        gone = [running for running in self._placed.values() if running.request.model in models]
-        gone += [running for running in self._over if running.request.model in models]
-        self._placed = {name: r for name, r in self._placed.items() if r not in gone}
-        self._over = [running for running in self._over if running not in gone]
-        return gone
+        for running in doomed:
+            self._placed.pop(running.name, None)
+        self._over = [running for running in self._over if running not in doomed]
 
-    def _current(self) -> Pipeline:
-        """The pipeline over the models there are now, made anew when they changed."""
-        if self._pipeline is None or self._known != self._models:
+    def _current(self) -> list[_Rank]:
+        """Pipelines over the models there are now, made anew when they changed."""
+        if not self._ranks or self._known != self._models:
             self._settle()
             self._known = dict(self._models)
             shapes = {
                 name: PipelineModel(num_layers=len(model.owners), layer_s=model.layer_cost)
                 for name, model in self._models.items()
             }
-            self._pipeline = Pipeline(shapes, self._config)
+            count = self._crew.config.attention_ranks
+            self._ranks = [_Rank(number, Pipeline(shapes, self._config)) for number in range(count)]
             for running in self._placed.values():
-                self._pipeline.add(running.name, running.request.model)
-        return self._pipeline
+                self._ranks[running.rank].pipeline.add(running.name, running.model)
+        return self._ranks
 
     def _settle(self) -> None:
-        """Let stages under way end, and drop the pipeline: batches begin their token again, which changes nothing."""
-        for worker in {worker for worker, _ in self._running}:
+        """Let stages under way end, and drop the pipelines: batches begin their token again, which changes nothing."""
+        for worker in {worker for worker, _ in self._busy.values()}:
             try:
                 while worker.has_outstanding:
                     wait([worker.channel])
@@ -80,36 +92,61 @@ class HostedControl:
             except WorkerLost:
                 continue
             worker.ended_stages()
-        self._running.clear()
-        self._slots.clear()
-        self._pipeline = None
+        self._busy.clear()
+        self._ranks = []
         over = [r for r in self._placed.values() if self._board.finish(r.seat) != SeatFinish.RUNNING]
         self._over += over
         self._placed = {name: r for name, r in self._placed.items() if r not in over}
 
-    def _start_stages(self, pipeline: Pipeline) -> None:
-        for turn in pipeline.turns:
-            batch = pipeline.start(turn)
-            if batch is None:
-                continue
-            slot = self._slot_of(batch)
-            model = self._models[batch.model]
-            worker = self._workers[0] if turn is Turn.ATTENTION else self._workers[1 + model.owners[batch.layer]]
-            self._board.set_layer(slot, batch.layer)
-            self._running[worker, slot] = batch.number
-            worker.begin_stage(Step(slot), slot)
+    def _start_stages(self, ranks: list[_Rank]) -> None:
+        for rank in ranks:
+            for turn in rank.pipeline.turns:
+                batch = rank.pipeline.start(turn)
+                if batch is None:
+                    continue
+                slot = self._slot_of(rank, batch)
+                self._board.set_layer(slot, batch.layer)
+                place = rank.number if turn is Turn.ATTENTION else self._ffn_place(batch, 0)
+                self._begin(place, slot, 0)
 
-    def _end_stages(self, pipeline: Pipeline) -> bool:
+    def _begin(self, place: int, slot: int, part: int) -> None:
+        worker = self._crew.workers[place]
+        self._busy[slot] = worker, part
+        worker.begin_stage(Step(slot), slot)
+
+    def _ffn_place(self, batch: Batch, part: int) -> int:
+        return self._crew.config.attention_ranks + self._models[batch.model].owners[batch.layer][part]
+
+    def _end_stages(self, ranks: list[_Rank]) -> bool:
         """Take what answers there are. -> whether a batch had its sampling turn"""
         sampled = False
-        for worker in {worker for worker, _ in self._running}:
+        for worker in {worker for worker, _ in self._busy.values()}:
             for slot in worker.ended_stages():
-                sampled |= self._end_stage(pipeline, worker, slot)
+                sampled |= self._end_stage(ranks[slot // self._crew.config.slots_per_rank], slot)
         return sampled
+
+    def _end_stage(self, rank: _Rank, slot: int) -> bool:
+        """-> whether this was the sampling turn"""
+        _, part = self._busy.pop(slot)
+        batch = rank.batch_in(slot)
+        if batch.turn is Turn.FFN and part + 1 < len(self._models[batch.model].owners[batch.layer]):
+            self._begin(self._ffn_place(batch, part + 1), slot, part + 1)
+            return False
+        if not rank.pipeline.is_sampling(batch):
+            rank.pipeline.finish(batch.number)
+            return False
+        rows = [self._placed[name] for name in batch.requests]
+        over = [r for r in rows if r.cancelled or self._board.finish(r.seat) != SeatFinish.RUNNING]
+        del rank.slots[batch.number]
+        rank.pipeline.finish(batch.number, [running.name for running in over])
+        for running in over:
+            del self._placed[running.name]
+        self._over += over
+        return True
 
     def _any_answer(self, timeout_s: float) -> bool:
         """Wait for an answer to a stage. Raises WorkerLost when none can come any more."""
-        busy = {worker for worker, _ in self._running}
+        busy = {worker for worker, _ in self._busy.values()}
         if any(worker.has_ended for worker in busy) or wait([worker.channel for worker in busy], timeout_s):
             return True
         for worker in busy:
@@ -117,26 +154,11 @@ class HostedControl:
                 raise worker.lost()
         return False
 
-    def _slot_of(self, batch: Batch) -> int:
-        if batch.number not in self._slots:
-            slot = min(set(range(self._config.in_flight)) - set(self._slots.values()))
-            self._slots[batch.number] = slot
+    def _slot_of(self, rank: _Rank, batch: Batch) -> int:
+        if batch.number not in rank.slots:
+            first = rank.number * self._crew.config.slots_per_rank
+            slot = min(set(range(first, first + self._config.in_flight)) - set(rank.slots.values()))
+            rank.slots[batch.number] = slot
             seats = [self._placed[name].seat for name in batch.requests]
-            self._board.form(slot, self._models[batch.model].index, seats)
-        return self._slots[batch.number]
-
-    def _end_stage(self, pipeline: Pipeline, worker: WorkerProcess, slot: int) -> bool:
-        """-> whether this was the sampling turn"""
-        number = self._running.pop((worker, slot))
-        batch = next(each for each in pipeline.batches if each.number == number)
-        if not pipeline.is_sampling(batch):
-            pipeline.finish(number)
-            return False
-        rows = [self._placed[name] for name in batch.requests]
-        over = [r for r in rows if r.cancelled or self._board.finish(r.seat) != SeatFinish.RUNNING]
-        del self._slots[number]
-        pipeline.finish(number, [running.name for running in over])
-        for running in over:
-            del self._placed[running.name]
-        self._over += over
-        return True
+            self._board.form(slot, self._models[batch.model].index, seats, rank.number)
+        return rank.slots[batch.number]

@@ -1,91 +1,159 @@
-"""KV memory of all models: the virtualizer's decisions carried out by the attention worker, over one arena."""
+"""KV memory of all models on one attention rank: the virtualizer's decisions, carried out by that rank's worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
-from poolweave.crosspool_engine.config import EngineConfig
 from poolweave.crosspool_engine.crew import Crew
+from poolweave.crosspool_engine.history import History, blocks_of
 from poolweave.crosspool_engine.kv_memory import KvMemory
+from poolweave.crosspool_engine.request import DecodeRequest
 from poolweave.crosspool_engine.served_model import ServedModel
-from poolweave.crosspool_engine.virtualizer import PageRun, Virtualizer, VirtualizerStats
+from poolweave.crosspool_engine.virtualizer import Grant, PageRun, Virtualizer, VirtualizerStats
 from poolweave.crosspool_engine.worker_messages import Locate, Pages
 from poolweave.errors import WorkerLost
+from poolweave.index import Match
 from poolweave.mempool import Arena
+from poolweave.types import TokenIds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvLease:
+    """Blocks that a request has until it gives them back: first those found in history, then its own.
+
+    KV of the first `num_computed` tokens is there.
+    """
+
+    blocks: tuple[int, ...]
+    shared: int
+    num_computed: int
+    match: Match | None
 
 
 class KvPool:
-    """Blocks come mapped and go unmapped; the host only counts. One driver. `crew` carries out what it is told."""
+    """Blocks come mapped and go unmapped; the host only counts. One driver. `crew` carries out what it is told.
 
-    def __init__(self, config: EngineConfig, arena: Arena, crew: Crew) -> None:
-        self._config = config
+    With `reuse`, whole blocks of requests that ended stay until their memory is needed.
+    """
+
+    def __init__(self, rank: int, arena: Arena, crew: Crew) -> None:
+        config = crew.config
+        self.rank = rank
+        self.block_tokens = config.block_tokens
+        self._page_bytes = config.page_bytes
         self._arena = arena
         self._crew = crew
-        self._virtualizer = Virtualizer(config.budget_pages, config.page_bytes)
+        self._virtualizer = Virtualizer(config.budget_pages(rank), config.page_bytes)
+        self._history = History(config.block_tokens) if config.reuse else None
         self._models: dict[str, ServedModel] = {}
+        self._leased_bytes = 0
 
-    @property
-    def block_tokens(self) -> int:
-        return self._config.block_tokens
+    # --- models ---------------------------------------------------------------------------------------------
 
     def open(self, model: ServedModel) -> None:
-        """A range for a model that the workers serve. Costs no page."""
-        self._virtualizer.add(model.name, block_bytes=model.layout.block_bytes, max_blocks=model.max_blocks)
+        """A range for a model that the worker serves. Costs no page."""
+        self._virtualizer.add(model.name, block_bytes=model.layout.block_bytes, max_blocks=model.max_blocks[self.rank])
         self._models[model.name] = model
 
     def close(self, name: str) -> None:
         """The range is gone with the worker's half. Raises ConfigError while blocks are in use."""
+        self.drop_history(name, mapped=False)
         self._virtualizer.remove(name)
         del self._models[name]
+
+    def forget(self) -> int:
+        """The worker died with its mappings: no page is mapped any more. -> bytes that came back
+
+        All leases must have ended.
+        """
+        for name, model in self._models.items():
+            self.drop_history(name, mapped=False)
+            self._virtualizer.remove(name)
+            self._virtualizer.add(name, block_bytes=model.layout.block_bytes, max_blocks=model.max_blocks[self.rank])
+        return self._arena.reap()
+
+    # --- requests -------------------------------------------------------------------------------------------
 
     def can_ever(self, name: str, num_tokens: int) -> bool:
         """Whether a request of so many tokens would fit if nothing else were here."""
         return self._virtualizer.can_ever(name, self._models[name].layout.num_blocks(num_tokens))
 
-    def take(self, name: str, num_tokens: int) -> tuple[int, ...] | None:
-        """Blocks for so many tokens, backed by memory; None where there is no room now. Raises WorkerLost."""
-        grant = self._virtualizer.grant(name, self._models[name].layout.num_blocks(num_tokens))
-        if grant is None:
-            return None
-        self._unmap(grant.unmap)
-        if grant.map:
-            runs = tuple((run.first, run.count) for run in grant.map)
-            try:
-                self._crew.attention.call(Pages(self._models[name].index, map=runs))
-            except BaseException:
-                self._virtualizer.release(name, grant.blocks)
-                raise
-        return grant.blocks
+    def num_blocks(self, name: str, num_tokens: int) -> int:
+        return self._models[name].layout.num_blocks(num_tokens)
 
-    def give(self, name: str, blocks: tuple[int, ...]) -> None:
-        """Blocks of one take are free again. After the attention worker died there is nothing to unmap."""
-        runs = self._virtualizer.release(name, blocks)
-        if self._crew.attention.alive:
-            self._unmap(runs)
+    @property
+    def free_bytes(self) -> int:
+        """What of the budget no running request has: history gives way, so it counts as free."""
+        return self._virtualizer.budget_pages * self._page_bytes - self._leased_bytes
 
-    def forget(self) -> int:
-        """The attention worker died with its mappings: no page is mapped any more. -> bytes that came back
+    def known_tokens(self, request: DecodeRequest) -> int:
+        """Tokens of a request whose KV history has here."""
+        return 0 if self._history is None else self._history.count(self._models[request.model].index, request.tokens)
 
-        All blocks must have been given back.
+    def take(self, request: DecodeRequest) -> KvLease | None:
+        """All the KV a request can need, backed by memory and filled with what it brings; None where there is no room.
+
+        Raises WorkerLost; then nothing is held.
         """
-        for name, model in self._models.items():
-            self._virtualizer.remove(name)
-            self._virtualizer.add(name, block_bytes=model.layout.block_bytes, max_blocks=model.max_blocks)
-        return self._arena.reap()
+        model = self._models[request.model]
+        match = None if self._history is None else self._history.match(model.index, request.tokens)
+        found = () if match is None else blocks_of(match.blocks)
+        needed = model.layout.num_blocks(request.end - 1) - len(found)  # the last token's KV is never computed
+        try:
+            grant = self._grant(request.model, needed)
+            if grant is None:
+                _close(match)
+                return None
+            self._back(grant)
+        except BaseException:
+            _close(match)
+            raise
+        self._leased_bytes += (len(found) + needed) * model.layout.block_bytes
+        lease = KvLease(
+            found + grant.blocks, len(found), max(request.num_computed, len(found) * self.block_tokens), match
+        )
+        if request.kv is not None and len(found) < len(request.kv):
+            try:
+                self._memory(request.model).write(lease.blocks[len(found) : len(request.kv)], request.kv[len(found) :])
+            except BaseException:
+                self.give(request.model, lease)
+                raise
+        return lease
 
-    def write(self, name: str, blocks: Sequence[int], rows: npt.NDArray[Any]) -> None:
-        """KV that was computed elsewhere, into blocks that no batch uses yet."""
-        self._memory(name).write(blocks, rows)
+    def give(self, name: str, lease: KvLease, computed: TokenIds | None = None) -> None:
+        """End a lease. `computed`: tokens whose KV is there and sound, so that whole blocks of them may stay."""
+        self._leased_bytes -= len(lease.blocks) * self._models[name].layout.block_bytes
+        own = set(lease.blocks[lease.shared :])
+        if computed is not None and self._history is not None:
+            whole = len(computed) // self.block_tokens
+            left = self._history.keep(self._models[name].index, computed, lease.blocks[:whole])
+            own -= set(lease.blocks[:whole]) - left
+        _close(lease.match)
+        self._release(name, tuple(sorted(own)))
 
     def read(self, name: str, blocks: Sequence[int]) -> npt.NDArray[Any]:
         """A copy of blocks that no batch uses any more."""
         return self._memory(name).read(blocks)
 
+    def drop_history(self, name: str, *, mapped: bool = True) -> None:
+        """Give up what no request uses of a model's history. `mapped` False: its pages are gone or go by themselves."""
+        if self._history is not None:
+            blocks = tuple(block for _, block in self._history.drop(self._models[name].index))
+            self._release(name, blocks, mapped=mapped)
+
+    # --- the whole ------------------------------------------------------------------------------------------
+
     def stats(self) -> VirtualizerStats:
         return self._virtualizer.stats()
+
+    @property
+    def num_history(self) -> int:
+        """Blocks kept of requests that ended."""
+        return 0 if self._history is None else len(self._history)
 
     @property
     def held_bytes(self) -> int:
@@ -96,12 +164,43 @@ class KvPool:
         """Assert all invariants, the host's count against the arena's; for tests."""
         self._virtualizer.check()
         self._arena.check()
-        assert self.held_bytes == self._virtualizer.num_mapped * self._config.page_bytes
+        assert self.held_bytes == self._virtualizer.num_mapped * self._page_bytes
+
+    # --- private --------------------------------------------------------------------------------------------
+
+    def _grant(self, name: str, needed: int) -> Grant | None:
+        """Blocks, where need be in the place of history."""
+        while (grant := self._virtualizer.grant(name, needed)) is None:
+            given_up = [] if self._history is None else list(self._history.evict(max(1, needed)))
+            if not given_up:
+                return None
+            names = {model.index: own for own, model in self._models.items()}
+            for index in {index for index, _ in given_up}:
+                self._release(names[index], tuple(block for i, block in given_up if i == index))
+        return grant
+
+    def _back(self, grant: Grant) -> None:
+        """Map what a grant needs mapped, or take it back."""
+        self._unmap(grant.unmap)
+        if not grant.map:
+            return
+        runs = tuple((run.first, run.count) for run in grant.map)
+        try:
+            self._crew.workers[self.rank].call(Pages(self._models[grant.model].index, map=runs))
+        except BaseException:
+            self._virtualizer.release(grant.model, grant.blocks)
+            raise
+
+    def _release(self, name: str, blocks: tuple[int, ...], *, mapped: bool = True) -> None:
+        runs = self._virtualizer.release(name, blocks)
+        if mapped and self._crew.workers[self.rank].alive:
+            self._unmap(runs)
 
     def _unmap(self, runs: Iterable[PageRun]) -> None:
         for run in runs:
             try:
-                self._crew.attention.call(Pages(self._models[run.model].index, unmap=((run.first, run.count),)))
+                order = Pages(self._models[run.model].index, unmap=((run.first, run.count),))
+                self._crew.workers[self.rank].call(order)
             except WorkerLost:
                 return  # its mappings went with it
 
@@ -109,6 +208,11 @@ class KvPool:
         model = self._models[name]
 
         def locate(pages: Sequence[int]) -> Sequence[int]:
-            return self._crew.attention.call(Locate(model.index, tuple(pages)))
+            return self._crew.workers[self.rank].call(Locate(model.index, tuple(pages)))
 
-        return KvMemory(model.layout, self._arena.descriptors[0], self._config.page_bytes, locate)
+        return KvMemory(model.layout, self._arena.descriptors[0], self._page_bytes, locate)
+
+
+def _close(match: Match | None) -> None:
+    if match is not None:
+        match.close()

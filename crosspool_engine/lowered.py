@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Mapping
 from poolweave.crosspool_engine._native import Board
 from poolweave.crosspool_engine.config import EngineConfig
 from poolweave.crosspool_engine.control import SeatFinish, SlotTurn
-from poolweave.crosspool_engine.request import Running
+from poolweave.crosspool_engine.running import Running
 from poolweave.crosspool_engine.served_model import ServedModel
 
 _EVACUATION_MS = 1  # between looks at slots that living workers still have
 
 
 class LoweredControl:
-    """Each model has `in_flight` slots of its own; a request joins the emptiest of them at its next token boundary.
+    """Each model has `in_flight` slots on each attention rank; a request joins the emptiest at its next token boundary.
 
     `models` is the engine's, live.
     """
@@ -22,15 +22,13 @@ class LoweredControl:
     def __init__(self, board: Board, models: Mapping[str, ServedModel], config: EngineConfig) -> None:
         self._board = board
         self._models = models
-        self._in_flight = config.in_flight
-        self._max_batch = config.max_batch
+        self._config = config
         self._rows: dict[int, list[Running]] = {}  # slot -> its requests, as the workers see them
         self._joining: dict[int, list[Running]] = {}
 
     def place(self, running: Running) -> None:
-        slots = self._slots(running.request.model)
+        slots = self._slots(running.rank, running.model)
         slot = min(slots, key=lambda each: (self._load(each), each))
-        running.slot = slot
         self._joining.setdefault(slot, []).append(running)
         if self._board.turn(slot) == SlotTurn.IDLE:
             self._compose(slot)
@@ -45,19 +43,19 @@ class LoweredControl:
             ended = self._take_over()
         return ended
 
-    def evacuate(self, models: frozenset[str], dead: Callable[[], Collection[int]]) -> list[Running]:
-        slots = [slot for model in models for slot in self._slots(model)]
-        while not all(self._quiet(slot, dead()) for slot in slots):
+    def evacuate(self, doomed: Collection[Running], dead: Callable[[], Collection[int]]) -> None:
+        slots = sorted({slot for each in doomed for slot in self._slots(each.rank, each.model)})
+        while not all([self._quiet(slot, dead()) for slot in slots]):  # all are asked, to take each that can be
             self._board.rest(self._board.bell(), _EVACUATION_MS)
-        gone: list[Running] = []
         for slot in slots:
-            gone += self._rows.pop(slot, []) + self._joining.pop(slot, [])
+            self._rows.pop(slot, None)
+            self._joining.pop(slot, None)
             self._board.set_turn(slot, SlotTurn.IDLE)
-        return gone
 
-    def _slots(self, model: str) -> range:
-        first = self._models[model].index * self._in_flight
-        return range(first, first + self._in_flight)
+    def _slots(self, rank: int, model: str) -> range:
+        config = self._config
+        first = rank * config.slots_per_rank + self._models[model].index * config.in_flight
+        return range(first, first + config.in_flight)
 
     def _load(self, slot: int) -> int:
         return len(self._rows.get(slot, ())) + len(self._joining.get(slot, ()))
@@ -76,18 +74,20 @@ class LoweredControl:
         rows = self._rows.pop(slot, []) + self._joining.pop(slot, [])
         over = [r for r in rows if r.cancelled or self._board.finish(r.seat) != SeatFinish.RUNNING]
         left = [r for r in rows if r not in over]
-        now, later = left[: self._max_batch], left[self._max_batch :]
+        now, later = left[: self._config.max_batch], left[self._config.max_batch :]
         if later:
             self._joining[slot] = later
         if now:
             self._rows[slot] = now
-            self._board.form(slot, self._models[now[0].request.model].index, [r.seat for r in now])
+            self._board.form(slot, self._models[now[0].model].index, [r.seat for r in now], now[0].rank)
         self._board.set_turn(slot, SlotTurn.READY if now else SlotTurn.IDLE)
         return over
 
     def _quiet(self, slot: int, dead: Collection[int]) -> bool:
-        """Nobody alive will touch the slot again."""
+        """Nobody alive will touch the slot again. One that waits to start is taken: it may find no room in flight."""
         turn = self._board.turn(slot)
-        if turn in (SlotTurn.IDLE, SlotTurn.HOST):
+        if turn in (SlotTurn.IDLE, SlotTurn.HOST) or self._board.take(slot):
             return True
-        return (0 if turn < SlotTurn.FFN else 1 + turn - SlotTurn.FFN) in dead
+        if turn >= SlotTurn.FFN:
+            return self._config.attention_ranks + turn - SlotTurn.FFN in dead
+        return slot // self._config.slots_per_rank in dead

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -89,19 +89,4 @@ class Generation:
     finish_reason: FinishReason
     error: PoolweaveError | None = None
     kv: npt.NDArray[Any] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """An admitted request in the engine: its seat on the board, its blocks, and how far its tokens were told."""
-
-    request: DecodeRequest
-    seat: int
-    blocks: tuple[int, ...]
-    told: int  # tokens of it, from the prompt's first, that were emitted or given
-    cancelled: bool = False
-    slot: int | None = field(default=None)
-
-    @property
-    def name(self) -> str:
-        return self.request.request_id
+    reused_tokens: int = 0  # of the prompt: their KV was here, from a request before

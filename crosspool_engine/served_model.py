@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from poolweave.crosspool_engine.config import EngineConfig
+from poolweave.crosspool_engine.ffn_placement import FfnPlacement
 from poolweave.crosspool_engine.kv_layout import kv_layout
 from poolweave.crosspool_engine.model_shape import ModelShape
-from poolweave.crosspool_engine.planner.plan import Plan
 from poolweave.crosspool_engine.request import DecodeRequest
 from poolweave.crosspool_engine.worker_messages import Activate
 from poolweave.errors import ConfigError, RequestRefused
@@ -18,8 +17,18 @@ from poolweave.transfer.layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How a model is to be served. `ranks`: the attention ranks that have it; None: all."""
+
+    path: str
+    dtype: str = "float32"
+    placement: FfnPlacement | None = None
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """`owners`: the FFN rank of each layer. `max_blocks`: of its KV range, which spans the whole budget."""
+    """`owners`: the FFN ranks of each layer. `max_blocks`: of its KV range, all the budget, by attention rank."""
 
     name: str
     index: int
@@ -27,38 +36,50 @@ class ServedModel:
     dtype: str
     shape: ModelShape
     layout: KVLayout
-    owners: tuple[int, ...]
-    max_blocks: int
+    placement: FfnPlacement
+    owners: tuple[tuple[int, ...], ...]
+    max_blocks: dict[int, int]
+    attention_ranks: int  # of the engine: FFN ranks' places come after them
 
     @classmethod
-    def of(
-        cls, name: str, path: str, *, index: int, dtype: str, config: EngineConfig, owners: Sequence[int] | None
-    ) -> ServedModel:
-        """Raises ModelNotFound, or ConfigError for a model, owners or a budget that do not fit each other."""
-        shape = ModelShape.from_directory(path)
-        layout = kv_layout(shape, block_tokens=config.block_tokens, dtype=dtype)
-        budget_bytes = config.budget_pages * config.page_bytes
-        if owners is None:
-            owners = spread(shape.num_layers, config.ffn_ranks)
-        if len(owners) != shape.num_layers or not set(owners) <= set(range(config.ffn_ranks)):
-            raise ConfigError(
-                f"{name} has {shape.num_layers} layers on {config.ffn_ranks} FFN ranks, owners is {tuple(owners)}",
-                setting="owners", value=tuple(owners), limit=config.ffn_ranks,
-            )  # fmt: skip
+    def of(cls, name: str, serving: Serving, *, index: int, config: EngineConfig) -> ServedModel:
+        """Raises ModelNotFound, or ConfigError for a model, a placement or a budget that do not fit each other."""
+        shape = ModelShape.from_directory(serving.path)
+        layout = kv_layout(shape, block_tokens=config.block_tokens, dtype=serving.dtype)
+        placement = serving.placement or FfnPlacement.even(shape, config.ffn_ranks)
+        placement.check(shape, config.ffn_ranks)
         if shape.hidden > config.max_hidden:
             raise ConfigError(
                 f"{name} is {shape.hidden} wide, max_hidden {config.max_hidden}", setting="max_hidden",
                 value=shape.hidden, limit=config.max_hidden,
             )  # fmt: skip
-        if budget_bytes < layout.block_bytes:
+        ranks = tuple(range(config.attention_ranks)) if serving.ranks is None else serving.ranks
+        if not ranks or not set(ranks) <= set(range(config.attention_ranks)):
             raise ConfigError(
-                f"kv_budget {budget_bytes} holds no block of {name}, {layout.block_bytes} bytes", setting="kv_budget",
-                value=budget_bytes, limit=layout.block_bytes,
+                f"{name} is to run on attention ranks {ranks} of {config.attention_ranks}", setting="ranks",
+                value=ranks, limit=config.attention_ranks,
+            )  # fmt: skip
+        blocks = {rank: config.budget_pages(rank) * config.page_bytes // layout.block_bytes for rank in ranks}
+        if min(blocks.values()) < 1:
+            raise ConfigError(
+                f"kv_budget holds no block of {name}, {layout.block_bytes} bytes", setting="kv_budget",
+                limit=layout.block_bytes,
             )  # fmt: skip
         return cls(
-            name=name, index=index, path=path, dtype=dtype, shape=shape, layout=layout, owners=tuple(owners),
-            max_blocks=budget_bytes // layout.block_bytes,
+            name=name, index=index, path=serving.path, dtype=serving.dtype, shape=shape, layout=layout,
+            placement=placement, owners=placement.owners(shape.num_layers), max_blocks=blocks,
+            attention_ranks=config.attention_ranks,
         )  # fmt: skip
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Attention ranks that have it."""
+        return tuple(self.max_blocks)
+
+    @property
+    def ffn_places(self) -> frozenset[int]:
+        """Places of the workers that hold its FFN: it needs them all."""
+        return frozenset(self.attention_ranks + rank for rank in self.placement.parts)
 
     @property
     def layer_cost(self) -> float:
@@ -73,11 +94,16 @@ class ServedModel:
         return layout.num_layers, len(layout.parts), layout.block_tokens, layout.kv_heads, layout.head_dim
 
     def orders(self) -> dict[int, Activate]:
-        """What each worker loads, by place: the attention worker all but the FFN, each FFN rank its layers."""
-        found = {0: Activate(self.index, self.path, self.dtype, max_blocks=self.max_blocks)}
-        for rank in sorted(set(self.owners)):
-            layers = tuple(layer for layer, owner in enumerate(self.owners) if owner == rank)
-            found[1 + rank] = Activate(self.index, self.path, self.dtype, layers=layers, num_layers=len(self.owners))
+        """What each worker loads, by place: attention ranks all but the FFN, each FFN rank its part."""
+        found = {
+            rank: Activate(self.index, self.path, self.dtype, max_blocks=blocks)
+            for rank, blocks in self.max_blocks.items()
+        }
+        for rank, part in self.placement.parts.items():
+            found[self.attention_ranks + rank] = Activate(
+                self.index, self.path, self.dtype, layers=part.layers, experts=part.experts, unrouted=part.unrouted,
+                num_layers=len(self.owners),
+            )  # fmt: skip
         return found
 
     def refuse_impossible(self, request: DecodeRequest, config: EngineConfig) -> None:
@@ -96,20 +122,3 @@ class ServedModel:
                     f"KV of {request.num_computed} tokens is {shape} of {self.layout.numpy_dtype}, got "
                     f"{request.kv.shape} of {request.kv.dtype}"
                 )
-
-
-def spread(num_layers: int, ranks: int) -> tuple[int, ...]:
-    """Layers over ranks in runs of equal length, when no plan says otherwise."""
-    return tuple(layer * ranks // num_layers for layer in range(num_layers))
-
-
-def owners_in_plan(plan: Plan, model: str) -> tuple[int, ...]:
-    """FFN rank of each layer of a model as a plan places it, ranks counted from its first weights rank.
-
-    Raises ConfigError for a model that is not in the plan, or experts split over ranks, which is not served.
-    """
-    found = next((each for each in plan.models if each.name == model), None)
-    if found is None or plan.split != "layer":
-        raise ConfigError(f"the plan has no layers of {model!r} on ranks, its split is {plan.split!r}", setting="plan")
-    owner = {layer: plan.weights_ranks.index(piece.rank) for piece in found.ffn for layer in piece.layers}
-    return tuple(owner[layer] for layer in range(found.num_layers))

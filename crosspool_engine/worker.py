@@ -57,7 +57,7 @@ def main(argument: str) -> int:
 
     board = Board.attach(spec.board_fd)
     channel = Connection(spec.channel_fd)
-    half: Half = AttentionHalf(board, spec) if spec.rank is None else FfnHalf(board, spec)
+    half: Half = FfnHalf(board, spec) if spec.arena_fds is None else AttentionHalf(board, spec)
     send(channel, Done())  # up, and ready for orders
     threading.Thread(target=_take_orders_then_exit, args=(half, channel), daemon=True).start()
     half.run()

@@ -18,6 +18,8 @@ class Activate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     path: str
     dtype: str
     layers: tuple[int, ...] = ()  # FFN: those of this rank
+    experts: tuple[int, ...] | None = None  # FFN: routed experts of this rank in each of them; None: all
+    unrouted: bool = True  # FFN: shared experts too
     num_layers: int = 0  # FFN: of the whole model
     max_blocks: int = 0  # attention: blocks of its KV range
 
@@ -69,12 +71,12 @@ Answer: TypeAlias = Done | Failed
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a worker process starts; descriptors are inherited. `rank` None: the attention worker."""
+    """How a worker process starts; descriptors are inherited. `arena_fds`: of an attention rank's KV, None for FFN."""
 
-    rank: int | None
+    rank: int
     board_fd: int
     channel_fd: int
-    arena_fds: tuple[int, int]
+    arena_fds: tuple[int, int] | None
     block_tokens: int
     kernels: str = "auto"
     core: int | None = None  # the CPU it is pinned to

@@ -28,7 +28,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         spec = msgspec.structs.replace(spec, channel_fd=theirs.fileno())
         command = [sys.executable, "-m", "poolweave.crosspool_engine.worker", msgspec.json.encode(spec).decode()]
-        inherited = (theirs.fileno(), spec.board_fd, *spec.arena_fds)
+        inherited = (theirs.fileno(), spec.board_fd, *(spec.arena_fds or ()))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=inherited, env=environment)

@@ -6,17 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from poolweave.crosspool_engine._native import FfnStack
+from poolweave.crosspool_engine.ffn_placement import FfnPart
 from poolweave.crosspool_engine.models.arrays import as_matrix, as_vector, linear
 from poolweave.errors import ConfigError
 
 Sizes = dict[str, Any]
 
 
-def build_ffn_stack(mlps: Sequence[Any], config: Any, *, kernels: str = "auto") -> FfnStack:
+def build_ffn_stack(
+    mlps: Sequence[Any], config: Any, part: FfnPart | None = None, *, kernels: str = "auto"
+) -> FfnStack:
     """The native FFN of the layers whose `mlp` modules are given, in their order; `config` is the model's.
 
-    Weights are borrowed from the modules, not copied. Raises ConfigError, naming what, for an activation other than
-    SiLU, an unknown architecture, and weights that are missing, misshapen or not finite.
+    `part`: what a rank has of them; None is all. Weights are borrowed from the modules, only chosen experts copied.
+    Raises ConfigError, naming what, for an activation other than SiLU, an unknown architecture, and weights that are
+    missing, misshapen or not finite.
     """
     if config.hidden_act != "silu":
         raise ConfigError(
@@ -26,13 +30,13 @@ def build_ffn_stack(mlps: Sequence[Any], config: Any, *, kernels: str = "auto") 
     stack = FfnStack(config.hidden_size, kernels)
     for number, mlp in enumerate(mlps):
         try:
-            _add(stack, mlp, config)
+            _add(stack, mlp, config, part or FfnPart(()))
         except ConfigError as error:
             raise ConfigError(f"FFN {number}: {error}", setting=error.setting, value=error.value) from error
     return stack
 
 
-def _add(stack: FfnStack, mlp: Any, config: Any) -> None:
+def _add(stack: FfnStack, mlp: Any, config: Any, part: FfnPart) -> None:
     weights: dict[str, Any] = {}
     if not hasattr(mlp, "experts"):
         for key in ("gate", "up", "down"):
@@ -47,14 +51,19 @@ def _add(stack: FfnStack, mlp: Any, config: Any) -> None:
         )  # fmt: skip
     weights["router"] = as_matrix("gate.weight", mlp.gate.weight)
     weights["choice_bias"] = as_vector("e_score_correction_bias", getattr(mlp.gate, "e_score_correction_bias", None))
-    weights["gate_up"] = as_matrix("experts.gate_up_proj", mlp.experts.gate_up_proj)
-    weights["experts_down"] = as_matrix("experts.down_proj", mlp.experts.down_proj)
-    if hasattr(mlp, "shared_experts"):
+    count = len(mlp.experts.down_proj)
+    for key, name in (("gate_up", "gate_up_proj"), ("experts_down", "down_proj")):
+        every = getattr(mlp.experts, name)
+        weights[key] = as_matrix(f"experts.{name}", every if part.experts is None else every[list(part.experts)])
+    if part.unrouted and hasattr(mlp, "shared_experts"):
         for key in ("gate", "up", "down"):
             linear(weights, f"shared_{key}", f"shared_experts.{key}_proj", getattr(mlp.shared_experts, f"{key}_proj"))
+    chosen = range(count) if part.experts is None else part.experts
+    here = {expert: place for place, expert in enumerate(chosen)}
     common = {
-        "experts": len(mlp.experts.down_proj), "top_k": config.num_experts_per_tok, "sigmoid": False,
-        "normalise": False, "scale": 1.0, "groups": 1, "top_groups": 1, "sum_top_two": False,
+        "experts": count, "places": [here.get(expert, -1) for expert in range(count)],
+        "top_k": config.num_experts_per_tok, "sigmoid": False, "normalise": False, "scale": 1.0, "groups": 1,
+        "top_groups": 1, "sum_top_two": False,
     }  # fmt: skip
     stack.add_moe(weights, common | sizes(config))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poolweave.crosspool_engine._native import AttentionStack, AttentionWorker, Board, FfnStack, FfnWorker, KvView
+from poolweave.crosspool_engine.ffn_placement import FfnPart
 from poolweave.crosspool_engine.kv_layout import kv_layout
 from poolweave.crosspool_engine.model_shape import ModelShape
 from poolweave.crosspool_engine.models.attention_side import build_attention_stack
@@ -27,9 +28,10 @@ class AttentionHalf:
     """All but the FFN, with each model's KV range: this process maps the pages it reads."""
 
     def __init__(self, board: Board, spec: WorkerSpec) -> None:
+        assert spec.arena_fds is not None
         self._spec = spec
         self._arena = Arena.attach(*spec.arena_fds)
-        self._worker = AttentionWorker(board)
+        self._worker = AttentionWorker(board, spec.rank)
         self._served: dict[int, _ServedAttention] = {}
 
     def activate(self, order: Activate) -> None:
@@ -71,7 +73,6 @@ class FfnHalf:
     """FFN layers of one weights rank; it has no KV."""
 
     def __init__(self, board: Board, spec: WorkerSpec) -> None:
-        assert spec.rank is not None
         self._spec = spec
         self._worker = FfnWorker(board, spec.rank)
         self._served: dict[int, FfnStack] = {}
@@ -81,7 +82,8 @@ class FfnHalf:
 
         mlps = load_ffn(order.path, dtype=order.dtype, layers=order.layers)
         config = AutoConfig.from_pretrained(order.path, local_files_only=True)
-        stack = build_ffn_stack(mlps, config, kernels=self._spec.kernels)
+        part = FfnPart(order.layers, order.experts, order.unrouted)
+        stack = build_ffn_stack(mlps, config, part, kernels=self._spec.kernels)
         here = {layer: place for place, layer in enumerate(order.layers)}
         self._worker.activate(order.index, stack, [here.get(layer, -1) for layer in range(order.num_layers)])
         self._served[order.index] = stack

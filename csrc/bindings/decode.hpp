@@ -43,7 +43,7 @@ struct Ffn {
     void add_moe(const Named& from, const Named& sizes) {
         decode::MoeFfn moe{.routing = {}, .router = weights.matrix(from, "router"),
                            .gate_up = weights.matrix(from, "gate_up"), .down = weights.matrix(from, "experts_down"),
-                           .shared = dense(from, "shared_gate", "shared_up", "shared_down")};
+                           .shared = dense(from, "shared_gate", "shared_up", "shared_down"), .places = {}};
         decode::Routing& routing = moe.routing;
         routing.experts = number<int>(sizes, "experts");
         routing.top_k = number<int>(sizes, "top_k");
@@ -54,6 +54,7 @@ struct Ffn {
         routing.top_groups = number<int>(sizes, "top_groups");
         routing.group_score = number<bool>(sizes, "sum_top_two") ? decode::GroupScore::kSumOfTopTwo : decode::GroupScore::kMax;
         routing.choice_bias = weights.vector(from, "choice_bias", routing.experts);
+        moe.places = number<std::vector<std::int32_t>>(sizes, "places");
         stack.add({.dense = {}, .moe = moe});
     }
 

@@ -36,18 +36,24 @@ void check_index(std::int64_t index, std::uint32_t count, const char* name) {
 decode::BoardShape shape_of(const Named& sizes) {
     return {number<std::uint32_t>(sizes, "slots"), number<std::uint32_t>(sizes, "max_rows"), number<std::uint32_t>(sizes, "seats"),
             number<std::uint32_t>(sizes, "max_tokens"), number<std::uint32_t>(sizes, "block_tokens"),
-            number<std::uint32_t>(sizes, "max_hidden"), number<std::uint32_t>(sizes, "models")};
+            number<std::uint32_t>(sizes, "max_hidden"), number<std::uint32_t>(sizes, "models"),
+            number<std::uint32_t>(sizes, "events")};
 }
 
-void set_model(const Board& board, std::int64_t index, float layer_cost, const std::vector<int>& owners) {
+void set_model(const Board& board, std::int64_t index, float layer_cost, const std::vector<Ids>& owners) {
     check_index(index, board.shape().models, "model");
-    const bool fits = !owners.empty() && owners.size() <= decode::kMaxLayers &&
-                      std::all_of(owners.begin(), owners.end(), [](int o) { return o >= 0 && o < static_cast<int>(decode::kMaxRanks); });
-    if (!fits || !(layer_cost > 0)) throw Error(Code::kConfig, "a model has 1 to 256 layers, each on a rank, and a positive cost");
+    const auto on_ranks = [](const Ids& ranks) {
+        return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), [](int r) { return r >= 0 && r < static_cast<int>(decode::kMaxRanks); });
+    };
+    const bool fits = !owners.empty() && owners.size() <= decode::kMaxLayers && std::all_of(owners.begin(), owners.end(), on_ranks);
+    if (!fits || !(layer_cost > 0)) throw Error(Code::kConfig, "a model has 1 to 256 layers, each on ranks, and a positive cost");
     decode::ModelEntry& entry = board.model(index);
     entry.num_layers = static_cast<std::int32_t>(owners.size());
     entry.layer_cost = layer_cost;
-    std::copy(owners.begin(), owners.end(), entry.owner);
+    for (std::size_t layer = 0; layer < owners.size(); ++layer) {
+        entry.owners[layer] = 0;
+        for (const std::int32_t rank : owners[layer]) entry.owners[layer] |= static_cast<decode::Ranks>(1U << rank);
+    }
 }
 
 void set_seat(const Board& board, std::int64_t index, const Ids& tokens, std::int32_t position, std::int32_t end, const Ids& table,
@@ -70,13 +76,14 @@ void set_seat(const Board& board, std::int64_t index, const Ids& tokens, std::in
     seat.position.store(position);
 }
 
-void form(const Board& board, std::int64_t index, std::int32_t model, const Ids& seats) {
+void form(const Board& board, std::int64_t index, std::int32_t model, const Ids& seats, std::int32_t attention) {
+    check_index(attention, decode::kMaxRanks, "attention rank");
     check_index(index, board.shape().slots, "slot");
     check_index(model, board.shape().models, "model");
     for (const std::int32_t seat : seats) check_index(seat, board.shape().seats, "seat");
     decode::Slot& slot = board.slot(index);
     fill({slot.seats, board.shape().max_rows}, seats, "rows");
-    slot.rows = static_cast<std::int32_t>(seats.size()), slot.model = model, slot.layer = 0;
+    slot.rows = static_cast<std::int32_t>(seats.size()), slot.model = model, slot.layer = 0, slot.attention = attention;
     slot.called.store(0);
     slot.ticket = board.next_ticket();
 }
@@ -84,7 +91,7 @@ void form(const Board& board, std::int64_t index, std::int32_t model, const Ids&
 void set_turn(const Board& board, std::int64_t index, std::uint32_t turn) {
     check_index(index, board.shape().slots, "slot");
     board.slot(index).turn.store(static_cast<decode::Turn>(turn), std::memory_order_release);
-    board.header().attention.ring();
+    for (decode::Bell& bell : board.header().attention) bell.ring();
 }
 
 template <class T>
@@ -99,6 +106,21 @@ std::span<std::int32_t> known_tokens(const Board& board, std::int64_t seat) {
     return board.tokens(seat).first(static_cast<std::size_t>(board.seat(seat).position.load(std::memory_order_acquire)) + 1);
 }
 
+// [events, 6]: start ns, end ns, slot, model, layer, rows; the oldest first.
+nb::ndarray<nb::numpy, std::int64_t, nb::ndim<2>> events_of(const Board& board, std::int64_t worker) {
+    check_index(worker, 2 * decode::kMaxRanks, "worker");
+    const auto kept = board.events(worker);
+    const std::uint64_t count = board.header().events[worker].load(std::memory_order_acquire);
+    const std::size_t rows = std::min<std::uint64_t>(count, kept.size());
+    auto* data = new std::int64_t[rows * 6];
+    for (std::size_t i = 0; i < rows; ++i) {
+        const decode::Event& e = kept[(count - rows + i) % kept.size()];
+        const std::int64_t row[6] = {e.start_ns, e.end_ns, e.slot, e.model, e.layer, e.rows};
+        std::copy(row, row + 6, data + i * 6);
+    }
+    return {data, {rows, 6}, nb::capsule(data, [](void* p) noexcept { delete[] static_cast<std::int64_t*>(p); })};
+}
+
 void register_board(nb::module_& m) {
     nb::class_<Board>(m, "Board", "Shared memory over which workers and host hand batches to each other.")
         .def_static("create", [](const Named& sizes) { return Board::create(shape_of(sizes)); }, "sizes"_a)
@@ -106,12 +128,13 @@ void register_board(nb::module_& m) {
         .def_prop_ro("fd", &Board::fd)
         .def("set_model", &set_model, "model"_a, "layer_cost"_a, "owners"_a)
         .def("set_seat", &set_seat, "seat"_a, "tokens"_a, "position"_a, "end"_a, "table"_a, "sampling"_a)
-        .def("form", &form, "slot"_a, "model"_a, "seats"_a, "Compose a batch in a slot that is idle or the host's.")
+        .def("form", &form, "slot"_a, "model"_a, "seats"_a, "attention"_a = 0, "Compose a batch in a slot that is idle or the host's.")
         .def("set_in_flight", [](const Board& b, std::uint32_t n) {
             if (n < 1) throw Error(Code::kConfig, "in_flight must be positive");
             b.header().in_flight.store(n);
         }, "in_flight"_a, "Batches that the attention worker keeps between attention and FFN; 1 is no pipeline.")
         .def("set_turn", &set_turn, "slot"_a, "turn"_a)
+        .def("take", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return b.take(s); }, "slot"_a, "Take a ready slot back for the host; False when it is not ready or was just started.")
         .def("turn", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return static_cast<std::uint32_t>(b.slot(s).turn.load(std::memory_order_acquire)); }, "slot"_a)
         .def("set_layer", [](const Board& b, std::int64_t s, std::int32_t layer) { check_index(s, b.shape().slots, "slot"); b.slot(s).layer = layer; }, "slot"_a, "layer"_a)
         .def("layer", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return b.slot(s).layer; }, "slot"_a)
@@ -120,8 +143,9 @@ void register_board(nb::module_& m) {
         .def("finish", [](const Board& b, std::int64_t s) { check_index(s, b.shape().seats, "seat"); return static_cast<std::uint32_t>(b.seat(s).finish.load(std::memory_order_acquire)); }, "seat"_a)
         .def("tokens", [](const Board& b, std::int64_t s) { return copy_of(known_tokens(b, s)); }, "seat"_a)
         .def("stamps", [](const Board& b, std::int64_t s) { return copy_of(b.stamps(s).first(known_tokens(b, s).size())); }, "seat"_a, "When each drawn token was known, ns.")
+        .def("events", &events_of, "worker"_a, "Stages a worker ran, [n, 6]: start and end in ns, slot, model, layer, rows. FFN rank r is worker 8 + r.")
         .def("bell", [](const Board& b) { return b.header().host.rung.load(std::memory_order_acquire); }, "The host's bell, to pass to rest().")
-        .def("rest", [](const Board& b, std::uint32_t seen, std::int64_t timeout_ms) { b.header().host.rest(seen, timeout_ms); }, "seen"_a, "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("rest", [](const Board& b, std::uint32_t seen, std::int64_t timeout_ms) { b.header().host.rest(seen, timeout_ms, {}); }, "seen"_a, "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("ring", [](const Board& b) { b.header().host.ring(); })
         .def("abort", &Board::abort);
 }
@@ -134,7 +158,7 @@ void register_workers(nb::module_& m) {
     using decode::FfnWorker;
     const auto released = nb::call_guard<nb::gil_scoped_release>();
     nb::class_<AttentionWorker>(m, "AttentionWorker", "The KV side's worker; one thread runs it.")
-        .def(nb::init<const Board&>(), "board"_a, nb::keep_alive<1, 2>())
+        .def(nb::init<const Board&, int>(), "board"_a, "rank"_a = 0, nb::keep_alive<1, 2>())
         .def("activate", [](AttentionWorker& self, std::int64_t model, Attention& stack, const Kv& kv) { self.activate(model, &stack.stack, kv.view); },
              "model"_a, "stack"_a, "kv"_a, "The caller keeps stack and KV alive until it deactivates the model.")
         .def("deactivate", &AttentionWorker::deactivate, "model"_a)

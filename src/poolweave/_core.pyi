@@ -1006,7 +1006,7 @@ class Board:
     def attach(fd: int) -> Board: ...
     @property
     def fd(self) -> int: ...
-    def set_model(self, model: int, layer_cost: float, owners: Sequence[int]) -> None: ...
+    def set_model(self, model: int, layer_cost: float, owners: Sequence[Sequence[int]]) -> None: ...
     def set_seat(
         self,
         seat: int,
@@ -1016,7 +1016,7 @@ class Board:
         table: Sequence[int],
         sampling: dict[str, object],
     ) -> None: ...
-    def form(self, slot: int, model: int, seats: Sequence[int]) -> None:
+    def form(self, slot: int, model: int, seats: Sequence[int], attention: int = 0) -> None:
         """Compose a batch in a slot that is idle or the host's."""
 
     def set_in_flight(self, in_flight: int) -> None:
@@ -1025,6 +1025,11 @@ class Board:
         """
 
     def set_turn(self, slot: int, turn: int) -> None: ...
+    def take(self, slot: int) -> bool:
+        """
+        Take a ready slot back for the host; False when it is not ready or was just started.
+        """
+
     def turn(self, slot: int) -> int: ...
     def set_layer(self, slot: int, layer: int) -> None: ...
     def layer(self, slot: int) -> int: ...
@@ -1037,6 +1042,11 @@ class Board:
     def stamps(self, seat: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """When each drawn token was known, ns."""
 
+    def events(self, worker: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
+        """
+        Stages a worker ran, [n, 6]: start and end in ns, slot, model, layer, rows. FFN rank r is worker 8 + r.
+        """
+
     def bell(self) -> int:
         """The host's bell, to pass to rest()."""
 
@@ -1047,7 +1057,7 @@ class Board:
 class AttentionWorker:
     """The KV side's worker; one thread runs it."""
 
-    def __init__(self, board: Board) -> None: ...
+    def __init__(self, board: Board, rank: int = 0) -> None: ...
     def activate(self, model: int, stack: AttentionStack, kv: KvView) -> None:
         """The caller keeps stack and KV alive until it deactivates the model."""
 

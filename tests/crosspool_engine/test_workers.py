@@ -74,7 +74,7 @@ def models() -> list[Model]:
 def make_board(models: int = 3) -> Board:
     return Board.create(
         {"slots": 4, "max_rows": 3, "seats": 12, "max_tokens": 64, "block_tokens": BLOCK, "max_hidden": HIDDEN,
-         "models": models}
+         "models": models, "events": 0}
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def all_ranks(board: Board, models: list[Model], ranks: int, in_flight: int) -> 
     attention = AttentionWorker(board)
     workers: list[Any] = [FfnWorker(board, rank) for rank in range(ranks)]
     for number, model in enumerate(models):
-        board.set_model(number, 1.0, [n % ranks for n in range(LAYERS)])
+        board.set_model(number, 1.0, [[n % ranks] for n in range(LAYERS)])
         attention.activate(number, model.attention, model.kv)
         for rank, worker in enumerate(workers):
             stack = FfnStack(HIDDEN)
@@ -238,7 +238,7 @@ def test_fairness_between_models_of_unlike_depth(models: list[Model]) -> None:
     """A model that costs three times as much gets a third of the passes while both have work."""
     board = make_board()
     workers = all_ranks(board, models, 1, 1)
-    board.set_model(1, 3.0, [0] * LAYERS)
+    board.set_model(1, 3.0, [[0]] * LAYERS)
     for seat, model in ((0, 0), (1, 1)):
         seat_request(board, seat, [1], 60 if model == 0 else 64, [20 * seat + k for k in range(16)])
         board.form(seat, model, [seat])
@@ -281,7 +281,7 @@ def test_misuse_is_refused(models: list[Model]) -> None:
         FfnWorker(board, 8)
     with pytest.raises(ConfigError, match="at most 16 rows"):
         Board.create({"slots": 1, "max_rows": 17, "seats": 1, "max_tokens": 1, "block_tokens": 1, "max_hidden": 1,
-                      "models": 1})  # fmt: skip
+                      "models": 1, "events": 0})  # fmt: skip
     with pytest.raises(ConfigError, match="up to 65"):
         seat_request(board, 0, [1], 65, [0])
     with pytest.raises(ConfigError, match="17 blocks, the board has room for 16"):

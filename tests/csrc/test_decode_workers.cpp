@@ -71,18 +71,18 @@ void form(const Board& board, std::int32_t index, std::int32_t model, std::int32
     slot.called.store(0);
     slot.ticket = board.next_ticket();
     slot.turn.store(Turn::kReady, std::memory_order_release);
-    board.header().attention.ring();
+    board.header().attention[0].ring();
 }
 
 // Four requests of two models, two FFN ranks, two in flight, each request twice over: the same tokens both times.
 void test_batches_cross_between_threads() {
     Model models[2] = {Model(1), Model(2)};
     const Board board = Board::create({4, 1, 4, kEnd, kBlock, kHidden, 2});
-    AttentionWorker attention(board);
+    AttentionWorker attention(board, 0);
     FfnWorker ranks[2] = {FfnWorker(board, 0), FfnWorker(board, 1)};
     for (int m = 0; m < 2; ++m) {
         board.model(m).num_layers = kLayers, board.model(m).layer_cost = 1.0F;
-        board.model(m).owner[0] = 0, board.model(m).owner[1] = 1;
+        board.model(m).owners[0] = 1, board.model(m).owners[1] = 2;  // a layer a rank
         attention.activate(m, &models[m].attention, models[m].kv);
         for (FfnWorker& rank : ranks) rank.activate(m, &models[m].ffn, {0, 1});
     }
@@ -98,7 +98,7 @@ void test_batches_cross_between_threads() {
             while (board.slot(i).turn.load(std::memory_order_acquire) != Turn::kHost) {
                 const std::uint32_t seen = board.header().host.rung.load(std::memory_order_acquire);
                 if (board.slot(i).turn.load(std::memory_order_acquire) == Turn::kHost) break;
-                board.header().host.rest(seen, 1000);
+                board.header().host.rest(seen, 1000, {});
             }
             CHECK(board.seat(i).finish.load() == Finish::kLength);
             const std::vector<std::int32_t> tokens(board.tokens(i).begin(), board.tokens(i).end());
@@ -119,11 +119,11 @@ void test_a_bell_wakes_a_sleeper() {
     for (int i = 0; i < 200; ++i) {
         const std::uint32_t seen = bell.rung.load();
         std::thread ringer([&] { bell.ring(); });
-        bell.rest(seen, 60'000);  // a lost wake-up would sit here for a minute, and the test's time limit would end it
+        bell.rest(seen, 60'000, std::chrono::microseconds(50));  // a lost wake-up would sit here for a minute, and the test's time limit would end it
         CHECK(bell.rung.load() == seen + 1);
         ringer.join();
     }
-    bell.rest(bell.rung.load(), 1);  // nobody rings: it returns all the same
+    bell.rest(bell.rung.load(), 1, {});  // nobody rings: it returns all the same
 }
 
 }  // namespace

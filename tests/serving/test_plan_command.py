@@ -73,7 +73,7 @@ def test_a_plan_is_written_explained_and_drawn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "error", "says"),
     [
-        ('memory = "16MiB"', 'memory = "6MiB"', PlanInfeasible, "FFN weights need 12,6"),
+        ('count = 3\nmemory = "16MiB"', 'count = 2\nmemory = "8MiB"', PlanInfeasible, "FFN weights need 12,6"),
         ("rate_per_s = 0.5", "rate_per_s = 500", PlanInfeasible, "bytes of KV"),
         ("count = 3", "count = 1", ConfigError, "at least 2 devices, got 1"),
         ("token_s = 0.02\n[[", "[[", ConfigError, "has no service times: pass token_s"),

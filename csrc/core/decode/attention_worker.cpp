@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <string>
 
@@ -15,17 +14,16 @@ namespace {
 
 constexpr std::int64_t kLookUpMs = 1000;  // how often a sleeping worker looks whether its parent lives
 
-std::int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 bool in_flight(Turn turn) { return turn == Turn::kAttention || turn >= Turn::kFfn; }
 
 }  // namespace
 
-AttentionWorker::AttentionWorker(const Board& board)
-    : board_(board), models_(board.shape().models),
-      residual_(static_cast<std::size_t>(board.shape().slots) * board.shape().max_rows * board.shape().max_hidden) {}
+AttentionWorker::AttentionWorker(const Board& board, int rank)
+    : board_(board), rank_(rank), models_(board.shape().models),
+      residual_(static_cast<std::size_t>(board.shape().slots) * board.shape().max_rows * board.shape().max_hidden) {
+    if (rank < 0 || rank >= static_cast<int>(kMaxRanks))
+        throw Error(Code::kConfig, "attention rank " + std::to_string(rank) + " of at most " + std::to_string(kMaxRanks));
+}
 
 void AttentionWorker::activate(std::int64_t index, AttentionStack* stack, const KvView& kv) {
     if (index < 0 || index >= static_cast<std::int64_t>(models_.size()))
@@ -45,12 +43,12 @@ void AttentionWorker::deactivate(std::int64_t index) noexcept {
 
 void AttentionWorker::run() {
     const pid_t parent = getppid();
-    Bell& bell = board_.header().attention;
+    Bell& bell = board_.header().attention[rank_];
     while (!board_.aborted() && getppid() == parent) {
         const std::uint32_t seen = bell.rung.load(std::memory_order_acquire);
         while (work())
             if (board_.aborted()) return;
-        bell.rest(seen, kLookUpMs);
+        bell.rest(seen, kLookUpMs, board_.patience());
     }
 }
 
@@ -64,7 +62,7 @@ bool AttentionWorker::work() {
     const ModelEntry& model = board_.model(slot.model);
     if (slot.layer < model.num_layers) {
         slot.ticket = board_.next_ticket();
-        const int rank = model.owner[slot.layer];
+        const int rank = next_rank(model.owners[slot.layer], -1);
         slot.turn.store(turn_of_rank(rank), std::memory_order_release);  // from here on the slot is that rank's
         board_.header().ffn[rank].ring();
         return true;
@@ -87,7 +85,7 @@ std::int64_t AttentionWorker::oldest() const noexcept {
     std::int64_t found = -1;
     for (std::int64_t i = 0; i < board_.shape().slots; ++i) {
         const Slot& slot = board_.slot(i);
-        if (slot.turn.load(std::memory_order_acquire) != Turn::kAttention) continue;
+        if (slot.turn.load(std::memory_order_acquire) != Turn::kAttention || !mine(slot)) continue;
         if (found < 0 || slot.ticket < board_.slot(found).ticket) found = i;
     }
     return found;
@@ -101,6 +99,7 @@ std::int64_t AttentionWorker::choose() noexcept {
     for (std::int64_t i = 0; i < board_.shape().slots; ++i) {
         const Slot& slot = board_.slot(i);
         const Turn turn = slot.turn.load(std::memory_order_acquire);
+        if (!mine(slot)) continue;
         flying += in_flight(turn);
         if (turn != Turn::kReady) continue;
         if (found < 0) found = i;
@@ -111,8 +110,9 @@ std::int64_t AttentionWorker::choose() noexcept {
     if (found < 0 || flying >= board_.header().in_flight.load(std::memory_order_relaxed)) return -1;
     Slot& slot = board_.slot(found);
     const ModelEntry& model = board_.model(slot.model);
+    Turn ready = Turn::kReady;
+    if (!slot.turn.compare_exchange_strong(ready, Turn::kAttention)) return -1;  // the host took it back
     models_[slot.model].served += static_cast<double>(model.num_layers) * model.layer_cost;
-    slot.turn.store(Turn::kAttention, std::memory_order_release);
     return found;
 }
 
@@ -123,7 +123,7 @@ void AttentionWorker::note_active() noexcept {
         for (std::int64_t i = 0; i < board_.shape().slots && !present; ++i) {
             const Slot& slot = board_.slot(i);
             const Turn turn = slot.turn.load(std::memory_order_acquire);
-            present = turn != Turn::kIdle && turn != Turn::kHost && slot.model == static_cast<std::int32_t>(m);
+            present = turn != Turn::kIdle && turn != Turn::kHost && mine(slot) && slot.model == static_cast<std::int32_t>(m);
         }
         if (present && !models_[m].active) {
             double level = -1.0;
@@ -141,8 +141,10 @@ void AttentionWorker::step(std::int64_t index) {
     AttentionStack* stack = models_[slot.model].stack.load(std::memory_order_acquire);
     if (stack == nullptr) throw Error(Code::kConfig, "model " + std::to_string(slot.model) + " is not active here");
     stages_.fetch_add(1, std::memory_order_relaxed);
-    if (slot.layer < stack->layers()) return attend(index, slot, *stack);
-    sample(index, slot, *stack);
+    const std::int64_t start = now_ns();
+    if (slot.layer < stack->layers()) attend(index, slot, *stack);
+    else sample(index, slot, *stack);
+    board_.record(rank_, index, start);
 }
 
 void AttentionWorker::attend(std::int64_t index, Slot& slot, AttentionStack& stack) {

@@ -10,12 +10,12 @@
 
 namespace poolweave::decode {
 
-// Advances the batches of a board whose turn is attention. `run` is control lowering: it starts passes, at most
+// Advances the batches of one attention rank whose turn is attention. `run` is control lowering: it starts passes, at most
 // the board's `in_flight` at a time, and hands batches to the FFN workers without the host. `step` does one stage that the host
 // names. One thread runs it; models are added and taken away by another while none of their batches is on the board.
 class AttentionWorker {
   public:
-    explicit AttentionWorker(const Board& board);
+    AttentionWorker(const Board& board, int rank);
 
     // Serve model `index` of the board. Throws kConfig where stack, KV and board do not fit.
     void activate(std::int64_t index, AttentionStack* stack, const KvView& kv);
@@ -38,6 +38,7 @@ class AttentionWorker {
         bool active = false;  // had a batch on the board when last looked at
     };
 
+    bool mine(const Slot& slot) const noexcept { return slot.attention == rank_; }
     bool work();
     std::int64_t oldest() const noexcept;
     std::int64_t choose() noexcept;
@@ -47,6 +48,7 @@ class AttentionWorker {
     bool append(std::int64_t seat, const float* logits, std::int64_t vocab);
 
     const Board& board_;
+    int rank_;
     std::vector<Model> models_;
     std::vector<float> residual_;  // [slots, max_rows, max_hidden]: never leaves the KV side
     std::vector<float> ends_, logits_;

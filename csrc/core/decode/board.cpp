@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -20,7 +21,9 @@ namespace poolweave::decode {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x31'6472'616f'6277'70ULL;
-constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr std::chrono::microseconds kAlone(20);     // how long a spinning worker keeps its core to itself
+constexpr std::chrono::microseconds kIdle(50);      // spin with no batch on its way
+constexpr std::chrono::microseconds kFlying(2000);  // spin with one: waking from the kernel costs 30-90 us a hop
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -49,19 +52,24 @@ void check(const BoardShape& s) {
 
 }  // namespace
 
+std::int64_t now_ns() noexcept {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 void Bell::ring() noexcept {
     rung.fetch_add(1);
     if (sleepers.load() != 0) futex(&rung, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-void Bell::rest(std::uint32_t seen, std::int64_t timeout_ms) noexcept {
-    const auto until = std::chrono::steady_clock::now() + kSpin;
-    do {
+void Bell::rest(std::uint32_t seen, std::int64_t timeout_ms, std::chrono::microseconds spin) noexcept {
+    const auto start = std::chrono::steady_clock::now();
+    for (auto spun = start - start; spun < spin; spun = std::chrono::steady_clock::now() - start) {
         for (int i = 0; i < 64; ++i) {
             if (rung.load(std::memory_order_acquire) != seen) return;
             pause();
         }
-    } while (std::chrono::steady_clock::now() < until);
+        if (spun > kAlone) sched_yield();
+    }
     sleepers.fetch_add(1);
     const timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1000000};
     if (rung.load() == seen) futex(&rung, FUTEX_WAIT, seen, &timeout);  // returns at once if it was rung since
@@ -130,6 +138,7 @@ std::size_t Board::lay_out(const BoardShape& shape) {
     place(slots_, shape.slots);
     place(seats_, seats);
     place(stamps_, tokens);
+    place(events_, static_cast<std::size_t>(shape.events) * 2 * kMaxRanks);
     place(tokens_, tokens);
     place(tables_, seats * blocks);
     place(normed_, mailbox);
@@ -137,10 +146,33 @@ std::size_t Board::lay_out(const BoardShape& shape) {
     return end;
 }
 
+void Board::record(std::size_t worker, std::int64_t slot, std::int64_t start_ns) const noexcept {
+    const std::span<Event> kept = events(worker);
+    if (kept.empty()) return;
+    std::atomic<std::uint64_t>& count = header().events[worker];
+    const std::uint64_t number = count.load(std::memory_order_relaxed);
+    const Slot& at = this->slot(slot);
+    kept[number % kept.size()] = {start_ns, now_ns(), static_cast<std::int32_t>(slot), at.model, at.layer, at.rows};
+    count.store(number + 1, std::memory_order_release);
+}
+
+std::chrono::microseconds Board::patience() const noexcept {
+    for (std::uint32_t i = 0; i < shape().slots; ++i) {
+        const Turn turn = slot(i).turn.load(std::memory_order_acquire);
+        if (turn == Turn::kAttention || turn >= Turn::kFfn) return kFlying;
+    }
+    return kIdle;
+}
+
+bool Board::take(std::int64_t index) const noexcept {
+    Turn ready = Turn::kReady;
+    return slot(index).turn.compare_exchange_strong(ready, Turn::kHost);
+}
+
 void Board::abort() const noexcept {
     header().abort.store(1, std::memory_order_release);
     header().host.ring();
-    header().attention.ring();
+    for (Bell& bell : header().attention) bell.ring();
     for (Bell& bell : header().ffn) bell.ring();
 }
 

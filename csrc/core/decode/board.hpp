@@ -7,6 +7,8 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -23,12 +25,28 @@ enum class Turn : std::uint32_t {
     kFfn,        // in flight, towards FFN rank 0; towards rank r it is kFfn + r, so that one word says whose a slot is
 };
 
+// A set of FFN ranks, a bit each. Those of one layer work on a batch one after the other, the lowest first, so that adding
+// up has one order.
+using Ranks = std::uint8_t;
+
+// The lowest rank above `after`, -1 for none. Before the first one `after` is -1.
+inline int next_rank(Ranks ranks, int after) noexcept {
+    const unsigned above = ranks & ~((1U << (after + 1)) - 1);
+    return above == 0 ? -1 : std::countr_zero(above);
+}
+
 inline Turn turn_of_rank(int rank) noexcept { return static_cast<Turn>(static_cast<std::uint32_t>(Turn::kFfn) + rank); }
 
 enum class Finish : std::uint32_t { kRunning, kStop, kLength, kBroken };
 
 struct BoardShape {
-    std::uint32_t slots, max_rows, seats, max_tokens, block_tokens, max_hidden, models;
+    std::uint32_t slots, max_rows, seats, max_tokens, block_tokens, max_hidden, models, events;
+};
+
+// One stage that a worker ran; a worker keeps its last `events` of them, if the board has room for any.
+struct Event {
+    std::int64_t start_ns, end_ns;
+    std::int32_t slot, model, layer, rows;
 };
 
 // A counter to sleep on. Ringing costs a system call only while somebody sleeps.
@@ -36,8 +54,9 @@ struct alignas(64) Bell {
     std::atomic<std::uint32_t> rung, sleepers;
 
     void ring() noexcept;
-    // Returns when `rung` is no longer `seen`, or after `timeout_ms`: spins for up to 50 us, then sleeps in the kernel.
-    void rest(std::uint32_t seen, std::int64_t timeout_ms) noexcept;
+    // Returns when `rung` is no longer `seen`, or after `timeout_ms`: spins first, giving way to whoever else wants the
+    // core, and after `spin` sleeps in the kernel.
+    void rest(std::uint32_t seen, std::int64_t timeout_ms, std::chrono::microseconds spin) noexcept;
 };
 
 struct alignas(64) Seat {
@@ -55,6 +74,7 @@ struct alignas(64) Slot {
     std::atomic<Turn> turn;
     std::atomic<std::uint32_t> called;  // the host wants this slot at the next token boundary
     std::int32_t model, layer, rows;
+    std::int32_t attention;  // the attention rank that has its KV
     std::uint64_t ticket;  // orders batches that wait for the same worker
     std::int32_t seats[kMaxRows];
 };
@@ -62,17 +82,20 @@ struct alignas(64) Slot {
 struct alignas(64) ModelEntry {
     std::int32_t num_layers;
     float layer_cost;  // what fairness between models weighs a layer with
-    std::uint8_t owner[kMaxLayers];  // FFN rank of each layer
+    Ranks owners[kMaxLayers];  // FFN ranks of each layer
 };
 
 struct BoardHeader {
     std::uint64_t magic;
     BoardShape shape;
     std::atomic<std::uint32_t> abort;
-    std::atomic<std::uint32_t> in_flight;  // batches between attention and FFN at a time: 1 is no pipeline
+    std::atomic<std::uint32_t> in_flight;  // batches of an attention rank that fly at a time: 1 is no pipeline
     std::atomic<std::uint64_t> tickets;
-    Bell host, attention, ffn[kMaxRanks];
+    std::atomic<std::uint64_t> events[2 * kMaxRanks];  // stages run so far: by attention ranks, then by FFN ranks
+    Bell host, attention[kMaxRanks], ffn[kMaxRanks];
 };
+
+std::int64_t now_ns() noexcept;  // monotonic
 
 class Board {
   public:
@@ -96,10 +119,17 @@ class Board {
     std::span<std::int32_t> table(std::int64_t seat) const noexcept { return {tables_ + seat * table_size(), static_cast<std::size_t>(table_size())}; }
     float* normed(std::int64_t slot) const noexcept { return normed_ + slot * mailbox_size(); }
     float* delta(std::int64_t slot) const noexcept { return delta_ + slot * mailbox_size(); }
+    std::span<Event> events(std::size_t worker) const noexcept { return {events_ + worker * shape().events, shape().events}; }
     std::int64_t table_size() const noexcept { return (shape().max_tokens + shape().block_tokens - 1) / shape().block_tokens; }
 
     std::uint64_t next_ticket() const noexcept { return header().tickets.fetch_add(1) + 1; }
     bool aborted() const noexcept { return header().abort.load(std::memory_order_acquire) != 0; }
+    // Keep what worker (attention rank, or kMaxRanks + FFN rank) did in a slot from `start_ns` until now.
+    void record(std::size_t worker, std::int64_t slot, std::int64_t start_ns) const noexcept;
+    // Take a slot that is ready to start back for the host; false when it is not, or has just been started.
+    bool take(std::int64_t slot) const noexcept;
+    // How long a worker without work spins: long enough for another's stage while a batch is on its way, else hardly.
+    std::chrono::microseconds patience() const noexcept;
     // Make every worker return, wherever it waits.
     void abort() const noexcept;
 
@@ -115,6 +145,7 @@ class Board {
     Slot* slots_ = nullptr;
     Seat* seats_ = nullptr;
     std::int64_t* stamps_ = nullptr;
+    Event* events_ = nullptr;
     std::int32_t *tokens_ = nullptr, *tables_ = nullptr;
     float *normed_ = nullptr, *delta_ = nullptr;
 };

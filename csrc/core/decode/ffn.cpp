@@ -19,10 +19,15 @@ void check_dense(const DenseFfn& ffn, std::int64_t hidden) {
 
 void check_moe(const MoeFfn& moe, std::int64_t hidden) {
     moe.routing.validate();
-    const std::int64_t experts = moe.routing.experts, inner = moe.down.cols;
+    const std::int64_t experts = moe.routing.experts, here = moe.here(), inner = moe.down.cols;
+    const bool fits = moe.places.empty() || static_cast<std::int64_t>(moe.places.size()) == experts;
+    if (!fits || std::any_of(moe.places.begin(), moe.places.end(), [&](std::int32_t p) { return p < -1 || p >= here; }))
+        throw Error(Code::kConfig, "places of " + std::to_string(experts) + " experts do not fit the " + std::to_string(here) + " here");
     check_linear("router", {moe.router, nullptr}, experts, hidden);
-    check_linear("experts' gate and up", {moe.gate_up, nullptr}, experts * 2 * inner, hidden);
-    check_linear("experts' down", {moe.down, nullptr}, experts * hidden, inner);
+    if (here > 0) {
+        check_linear("experts' gate and up", {moe.gate_up, nullptr}, here * 2 * inner, hidden);
+        check_linear("experts' down", {moe.down, nullptr}, here * hidden, inner);
+    }
     if (moe.shared) check_dense(moe.shared, hidden);
 }
 
@@ -38,6 +43,11 @@ void grow(std::vector<float>& scratch, std::size_t numbers) {
 
 }  // namespace
 
+std::int64_t MoeFfn::here() const noexcept {
+    if (places.empty()) return routing.experts;
+    return std::count_if(places.begin(), places.end(), [](std::int32_t place) { return place >= 0; });
+}
+
 void FfnStack::add(const FfnLayer& layer) {
     if (layer.moe) {
         check_moe(*layer.moe, hidden_);
@@ -49,26 +59,39 @@ void FfnStack::add(const FfnLayer& layer) {
     layers_.push_back(layer);
 }
 
-void FfnStack::forward(std::int64_t layer, const float* x, int batch, float* y) {
+void FfnStack::forward(std::int64_t layer, const float* x, int batch, float* y, bool onto) {
     if (layer < 0 || layer >= layers())
         throw Error(Code::kConfig, "FFN layer " + std::to_string(layer) + " of " + std::to_string(layers()));
     const FfnLayer& weights = layers_[layer];
-    if (!weights.moe) return run_dense(weights.dense, x, batch, y);
-    if (weights.moe->shared) {
-        run_dense(weights.moe->shared, x, batch, y);
-    } else {
-        std::memset(y, 0, sizeof(float) * batch * hidden_);
-    }
-    const int experts = weights.moe->routing.experts, k = weights.moe->routing.top_k;
-    grow(logits_, static_cast<std::size_t>(batch) * experts);
-    choices_.resize(k);
-    shares_.clear();
-    kernels_.dot(weights.moe->router, x, hidden_, batch, logits_.data(), experts);
-    for (int b = 0; b < batch; ++b) {
-        routers_[layer].choose(logits_.data() + static_cast<std::int64_t>(b) * experts, choices_.data());
-        for (const Choice& choice : choices_) shares_.push_back({choice.expert, b, choice.weight});
-    }
+    const DenseFfn& whole = weights.moe ? weights.moe->shared : weights.dense;
+    if (whole && onto) add_dense(whole, x, batch, y);
+    else if (whole) run_dense(whole, x, batch, y);
+    else if (!onto) std::memset(y, 0, sizeof(float) * batch * hidden_);
+    if (!weights.moe || weights.moe->here() == 0) return;
+    choose(*weights.moe, routers_[layer], x, batch);
     run_experts(*weights.moe, x, batch, y);
+}
+
+// Fills `shares_` with what the experts here have to do.
+void FfnStack::choose(const MoeFfn& moe, Router& router, const float* x, int batch) {
+    const int experts = moe.routing.experts;
+    grow(logits_, static_cast<std::size_t>(batch) * experts);
+    choices_.resize(moe.routing.top_k);
+    shares_.clear();
+    kernels_.dot(moe.router, x, hidden_, batch, logits_.data(), experts);
+    for (int b = 0; b < batch; ++b) {
+        router.choose(logits_.data() + static_cast<std::int64_t>(b) * experts, choices_.data());
+        for (const Choice& choice : choices_) {
+            const int place = moe.places.empty() ? choice.expert : moe.places[choice.expert];
+            if (place >= 0) shares_.push_back({place, b, choice.weight});
+        }
+    }
+}
+
+void FfnStack::add_dense(const DenseFfn& ffn, const float* x, int batch, float* y) {
+    grow(out_, static_cast<std::size_t>(batch) * hidden_);
+    run_dense(ffn, x, batch, out_.data());
+    for (std::int64_t i = 0; i < batch * hidden_; ++i) y[i] += out_[i];
 }
 
 void FfnStack::run_dense(const DenseFfn& ffn, const float* x, int batch, float* y) {
@@ -114,7 +137,7 @@ std::int64_t FfnStack::active_bytes(std::int64_t layer) const {
     const FfnLayer& weights = layers_.at(static_cast<std::size_t>(layer));
     if (!weights.moe) return bytes_of(weights.dense);
     const MoeFfn& moe = *weights.moe;
-    const std::int64_t expert = (bytes_of(moe.gate_up) + bytes_of(moe.down)) / moe.routing.experts;
+    const std::int64_t expert = (bytes_of(moe.gate_up) + bytes_of(moe.down)) / std::max<std::int64_t>(1, moe.here());
     return bytes_of(moe.router) + moe.routing.top_k * expert + (moe.shared ? bytes_of(moe.shared) : 0);
 }
 

@@ -18,11 +18,16 @@ struct DenseFfn {
     explicit operator bool() const noexcept { return static_cast<bool>(gate); }
 };
 
-// Weights of all experts as `transformers` fuses them: gate_up [experts * 2 * inner, hidden], down [experts * hidden, inner].
+// Weights of experts as `transformers` fuses them: gate_up [here * 2 * inner, hidden], down [here * hidden, inner].
+// `places` says where each expert lies, -1 for one that another rank has; empty: all are here, in order.
 struct MoeFfn {
     Routing routing;
     Matrix router, gate_up, down;
     DenseFfn shared;  // may be empty
+    std::vector<std::int32_t> places;
+
+    // Experts whose weights are here.
+    std::int64_t here() const noexcept;
 };
 
 struct FfnLayer {
@@ -41,20 +46,22 @@ class FfnStack {
     std::int64_t layers() const noexcept { return static_cast<std::int64_t>(layers_.size()); }
     std::int64_t hidden() const noexcept { return hidden_; }
 
-    // y [batch, hidden] = FFN of x [batch, hidden]. Reads the weights of each chosen expert once a call.
-    // Throws kConfig for a layer that is not there.
-    void forward(std::int64_t layer, const float* x, int batch, float* y);
+    // y [batch, hidden] = FFN of x [batch, hidden], or y += it where `onto`: other ranks had their part before.
+    // Reads the weights of each chosen expert once a call. Throws kConfig for a layer that is not there.
+    void forward(std::int64_t layer, const float* x, int batch, float* y, bool onto = false);
 
     // Weight bytes that one token of `layer` reads.
     std::int64_t active_bytes(std::int64_t layer) const;
 
   private:
     struct Share {  // one row's part in one expert
-        int expert, row;
+        int expert, row;  // `expert`: its place here
         float weight;
     };
 
     void run_dense(const DenseFfn& ffn, const float* x, int batch, float* y);
+    void add_dense(const DenseFfn& ffn, const float* x, int batch, float* y);
+    void choose(const MoeFfn& moe, Router& router, const float* x, int batch);
     void run_experts(const MoeFfn& moe, const float* x, int batch, float* y);
     void run_expert(const MoeFfn& moe, const Share* shares, int rows, const float* x, float* y);
 

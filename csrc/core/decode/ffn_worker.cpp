@@ -38,7 +38,7 @@ void FfnWorker::run() {
         const std::uint32_t seen = bell.rung.load(std::memory_order_acquire);
         while (work())
             if (board_.aborted()) return;
-        bell.rest(seen, kLookUpMs);
+        bell.rest(seen, kLookUpMs, board_.patience());
     }
 }
 
@@ -52,10 +52,17 @@ bool FfnWorker::work() {
     if (found < 0) return false;
     step(found);
     Slot& slot = board_.slot(found);
-    slot.layer += 1;
+    const int next = next_rank(board_.model(slot.model).owners[slot.layer], rank_);
     slot.ticket = board_.next_ticket();
+    if (next >= 0) {
+        slot.turn.store(turn_of_rank(next), std::memory_order_release);
+        board_.header().ffn[next].ring();
+        return true;
+    }
+    const std::int32_t attention = slot.attention;
+    slot.layer += 1;
     slot.turn.store(Turn::kAttention, std::memory_order_release);
-    board_.header().attention.ring();
+    board_.header().attention[attention].ring();
     return true;
 }
 
@@ -69,7 +76,10 @@ void FfnWorker::step(std::int64_t index) {
         throw Error(Code::kConfig, "layer " + std::to_string(slot.layer) + " of model " + std::to_string(slot.model) +
                                        " is not on FFN rank " + std::to_string(rank_));
     stages_.fetch_add(1, std::memory_order_relaxed);
-    stack->forward(model.places[slot.layer], board_.normed(index), slot.rows, board_.delta(index));
+    const std::int64_t start = now_ns();
+    const bool onto = next_rank(board_.model(slot.model).owners[slot.layer], -1) < rank_;  // others added their part before
+    stack->forward(model.places[slot.layer], board_.normed(index), slot.rows, board_.delta(index), onto);
+    board_.record(kMaxRanks + rank_, index, start);
 }
 
 }  // namespace poolweave::decode

@@ -1,4 +1,4 @@
-"""One engine with real processes for all tests of this folder: an attention worker, two FFN ranks, six models."""
+"""One engine with real processes for all tests of this folder: two attention ranks, two FFN ranks, six models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs the engine extra")
 
 from ref_decode import ARCHITECTURES, BUDGET, PAGE, Clock, greedy, mixed
 
-from poolweave.crosspool_engine import DecodeEngine, EngineConfig
+from poolweave.crosspool_engine import DecodeEngine, EngineConfig, Serving
 from poolweave.errors import InstanceClosed
 
 Saved = dict[str, tuple[Any, str]]
@@ -44,13 +44,13 @@ def clock() -> Clock:
 def crew(saved: Saved, clock: Clock) -> Iterator[DecodeEngine]:
     """Room for a few requests at a time."""
     config = EngineConfig(
-        kv_budget=BUDGET, page_bytes=PAGE, max_models=6, max_tokens=128, max_hidden=128, block_tokens=4, max_batch=3,
-        in_flight=3, ffn_ranks=2, max_waiting=24,
+        kv_budget=BUDGET // 2, page_bytes=PAGE, attention_ranks=2, ffn_ranks=2, max_models=6, max_tokens=128,
+        max_hidden=128, block_tokens=4, max_batch=3, in_flight=3, max_waiting=24, events=1024,
     )  # fmt: skip
     engine = DecodeEngine(config, clock=clock)
     with engine:
         for name, (_, path) in saved.items():
-            engine.activate(name, path)
+            engine.activate(name, Serving(path=path))
         yield engine
         pids = engine.worker_pids()
     engine.close()
@@ -68,4 +68,6 @@ def engine(crew: DecodeEngine) -> Iterator[DecodeEngine]:
     yield crew
     assert not crew.has_work
     crew.check()
-    assert sum(crew.stats().kv.used_blocks.values()) == 0
+    crew.drop_history()
+    crew.check()
+    assert all(blocks == 0 for rank in crew.stats().kv for blocks in rank.used_blocks.values())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ref_decode import decode, drive, mixed, tokens_of
 
-from poolweave.crosspool_engine import DecodeEngine, DecodeRequest
+from poolweave.crosspool_engine import DecodeEngine, DecodeRequest, FfnPlacement, Serving
 from poolweave.errors import ConfigError, ModelNotFound
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(600)]
@@ -34,7 +34,7 @@ def test_deactivating_gives_everything_back_and_a_second_activation_is_bit_ident
     assert "glm" not in engine.stats().models
     with pytest.raises(ConfigError, match="no model 'glm' is active"):
         engine.add(request)
-    engine.activate("glm", saved["glm"][1])
+    engine.activate("glm", Serving(path=saved["glm"][1]))
     second = decode(engine, [request])["a"]
     assert first.tokens.tobytes() == second.tokens.tobytes()
     assert first.kv is not None
@@ -81,21 +81,21 @@ def test_a_spoilt_directory_is_refused_by_name_and_leaves_everything_as_it_was(
     engine.deactivate("glm")
     before = engine.stats()
     with pytest.raises(ConfigError, match=message):
-        engine.activate("spoilt", str(tmp_path))
+        engine.activate("spoilt", Serving(path=str(tmp_path)))
     assert engine.stats() == before
     engine.check()
-    engine.activate("glm", saved["glm"][1])  # in the place that the spoilt one was to have
+    engine.activate("glm", Serving(path=saved["glm"][1]))  # in the place that the spoilt one was to have
 
 
 def test_what_cannot_be_activated_is_refused(
     engine: DecodeEngine, saved: dict[str, tuple[Any, str]], expected: dict[str, list[int]], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="'more' is active already, or max_models 6 are"):
-        engine.activate("more", saved["glm"][1])
+        engine.activate("more", Serving(path=saved["glm"][1]))
     engine.deactivate("glm")
     with pytest.raises(ModelNotFound):
-        engine.activate("nothing", str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match="owners"):
-        engine.activate("glm", saved["glm"][1], owners=[0, 0])
-    engine.activate("glm", saved["glm"][1])
+        engine.activate("nothing", Serving(path=str(tmp_path / "nothing")))
+    with pytest.raises(ConfigError, match="do not hold each of 3 layers"):
+        engine.activate("glm", Serving(path=saved["glm"][1], placement=FfnPlacement.by_layer([0, 0])))
+    engine.activate("glm", Serving(path=saved["glm"][1]))
     assert tokens_of(decode(engine, mixed())) == expected

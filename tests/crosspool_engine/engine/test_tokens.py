@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from ref_decode import ARCHITECTURES, LAYERS, NEW, decode, drive, greedy, halted, mixed, tokens_of
 
-from poolweave.crosspool_engine import DecodeEngine, DecodeRequest
+from poolweave.crosspool_engine import DecodeEngine, DecodeRequest, FfnPlacement, ModelShape, Serving
 from poolweave.errors import RequestRefused
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(600)]
@@ -24,7 +26,17 @@ def test_all_cells_decode_the_tokens_of_transformers(
     assert tokens_of(got) == expected
     assert {generation.finish_reason for generation in got.values()} == {"length"}
     assert all((np.diff(generation.stamps_ns) > 0).all() for generation in got.values())
-    assert sum(engine.stats().kv.used_pages.values()) == 0
+
+
+def test_stages_are_told_with_their_times(engine: DecodeEngine) -> None:
+    start = time.monotonic_ns()
+    decode(engine, [DecodeRequest(request_id="r", model="llama", tokens=[4], max_new_tokens=5)])
+    stages = [stage for stage in engine.stages() if stage.start_ns >= start]
+    assert sum(stage.worker.startswith("ffn") for stage in stages) == 5 * LAYERS
+    assert sum(stage.worker.startswith("attention") for stage in stages) == 5 * (LAYERS + 1)
+    assert {(stage.model, stage.rows) for stage in stages} == {("llama", 1)}
+    for before, after in itertools.pairwise(stages):  # one batch: a stage begins when the one before has ended
+        assert before.start_ns < before.end_ns <= after.start_ns
 
 
 def test_requests_alone_decode_the_same_tokens_as_in_any_mix(
@@ -41,7 +53,20 @@ def test_any_spread_of_layers_over_ranks_decodes_the_same_tokens(
     assert len(owners) == LAYERS
     for name in ARCHITECTURES:
         engine.deactivate(name)
-        engine.activate(name, saved[name][1], owners=owners)
+        engine.activate(name, Serving(path=saved[name][1], placement=FfnPlacement.by_layer(owners)))
+    assert tokens_of(decode(engine, mixed())) == expected
+
+
+@pytest.mark.parametrize("lowered", [True, False], ids=["lowered", "hosted"])
+def test_experts_split_over_ranks_decode_the_same_tokens(
+    engine: DecodeEngine, saved: dict[str, tuple[Any, str]], expected: dict[str, list[int]], lowered: bool
+) -> None:
+    """A batch goes from rank to rank in each mixture layer; what is not routed lies on rank 0."""
+    engine.set_control(lowered=lowered, in_flight=2)
+    for name in ARCHITECTURES:
+        engine.deactivate(name)
+        placement = FfnPlacement.by_expert(ModelShape.from_directory(saved[name][1]), 2)
+        engine.activate(name, Serving(path=saved[name][1], placement=placement))
     assert tokens_of(decode(engine, mixed())) == expected
 
 
@@ -91,7 +116,7 @@ def test_stop_tokens_sampling_and_cancelling(engine: DecodeEngine, expected: dic
     engine.add(DecodeRequest(request_id="warm", **base, max_new_tokens=NEW, temperature=2.0, seed=5))
     engine.add(DecodeRequest(request_id="again", **base, max_new_tokens=NEW, temperature=2.0, seed=5))
     engine.add(DecodeRequest(request_id="cancelled", **base, max_new_tokens=100))
-    with halted(*engine.worker_pids()[1:]):
+    with halted(*engine.worker_pids()[2:]):
         engine.step(0.0)
         assert engine.cancel("cancelled")
         assert not engine.cancel("nobody")

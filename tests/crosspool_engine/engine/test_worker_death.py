@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ref_decode import ARCHITECTURES, decode, drive, greedy, halted, mixed, tokens_of
 
-from poolweave.crosspool_engine import DecodeEngine, DecodeRequest
+from poolweave.crosspool_engine import DecodeEngine, DecodeRequest, FfnPlacement, Serving
 from poolweave.errors import WorkerLost
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(600)]
@@ -21,7 +21,7 @@ def place(engine: DecodeEngine, saved: dict[str, tuple[Any, str]], alone: str) -
     """One model on FFN rank 1, all others on rank 0."""
     for name in ARCHITECTURES:
         engine.deactivate(name)
-        engine.activate(name, saved[name][1], owners=[int(name == alone)] * 3)
+        engine.activate(name, Serving(path=saved[name][1], placement=FfnPlacement.by_layer([int(name == alone)] * 3)))
 
 
 def ask(engine: DecodeEngine, names: Sequence[str]) -> None:
@@ -45,34 +45,39 @@ def check_restart(engine: DecodeEngine, expected: dict[str, list[int]]) -> None:
     assert tokens_of(decode(engine, mixed())) == expected
 
 
-def test_sigkill_of_each_worker_is_reported_and_one_restart_brings_all_back(
+def test_sigkill_of_workers_is_reported_others_go_on_and_one_restart_brings_all_back(
     engine: DecodeEngine, saved: dict[str, tuple[Any, str]], expected: dict[str, list[int]]
 ) -> None:
-    """First an FFN rank: its model ends, the others go on. Then the attention worker: all end."""
+    """First an FFN rank: its model ends, the others go on. Then an attention rank: so do requests on the other one."""
     place(engine, saved, alone="glm")
     others = ("qwen3-moe", "deepseek-v2")
-    doomed = engine.worker_pids()[2]
+    doomed = engine.worker_pids()[3]
     os.kill(doomed, signal.SIGSTOP)  # so that its model is in its hands when it dies
-    ask(engine, ("glm", *others))
-    ended: set[str] = set()
-    while len(ended) < len(others):
-        ended |= {news.request_id for news in engine.step() if news.finish_reason}
-    ask(engine, ["mixtral"])
+    many = [f"glm{n}" for n in range(18)]  # more batches of it than can fly: some wait to start
+    for name in many:
+        engine.add(DecodeRequest(request_id=name, model="glm", tokens=[7], max_new_tokens=3))
+    engine.step(0.0)
     os.kill(doomed, signal.SIGKILL)
+    ask(engine, others)
     drive(engine)
-    check_lost(engine, "glm")
-    for name in (*others, "mixtral"):
+    for name in many:
+        check_lost(engine, name)
+    for name in others:
         assert engine.result(name).tokens.tolist() == greedy(saved[name][0], [7], NEW)
     assert engine.stats().lost == ("glm",)
     engine.check()
     engine.set_control(lowered=False, in_flight=2)
-    ask(engine, others)
+    ask(engine, ("qwen3-moe", "deepseek-v2", "mixtral", "llama"))
     while not engine.step():
         pass  # until a first token: the host moves every stage, so that none is over yet
     os.kill(engine.worker_pids()[0], signal.SIGKILL)
     drive(engine)
-    for name in others:
-        check_lost(engine, name)
+    results = [engine.result(name) for name in ("qwen3-moe", "deepseek-v2", "mixtral", "llama")]
+    assert sorted(result.finish_reason for result in results) == ["error", "error", "length", "length"]
+    for result in results:
+        if result.finish_reason == "length":
+            assert result.tokens.tolist() == greedy(saved[result.request_id][0], [7], NEW)
+    assert engine.stats().lost == ("glm",)  # the other attention rank has all models
     check_restart(engine, expected)
 
 
@@ -86,7 +91,7 @@ def test_sigkill_of_an_ffn_rank_with_control_off(
     told: set[str] = set()
     while "glm" not in told:
         told |= {news.request_id for news in engine.step()}
-    os.kill(engine.worker_pids()[2], signal.SIGKILL)
+    os.kill(engine.worker_pids()[3], signal.SIGKILL)
     drive(engine)
     check_lost(engine, "glm")
     for name in ("qwen3-moe", "deepseek-v2"):
@@ -95,11 +100,12 @@ def test_sigkill_of_an_ffn_rank_with_control_off(
 
 
 @pytest.mark.slow
-def test_sigkill_of_the_attention_worker_with_lowering(engine: DecodeEngine, expected: dict[str, list[int]]) -> None:
-    with halted(*engine.worker_pids()[1:]):  # every batch is at an FFN rank when the attention worker dies
+def test_sigkill_of_both_attention_ranks_with_lowering(engine: DecodeEngine, expected: dict[str, list[int]]) -> None:
+    with halted(*engine.worker_pids()[2:]):  # every batch is at an FFN rank when the attention workers die
         ask(engine, ARCHITECTURES[:3])
         engine.step(0.0)
-        os.kill(engine.worker_pids()[0], signal.SIGKILL)
+        for pid in engine.worker_pids()[:2]:
+            os.kill(pid, signal.SIGKILL)
     drive(engine)
     for name in ARCHITECTURES[:3]:
         check_lost(engine, name)

@@ -7,12 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from poolweave.serving.cli.bench_crosspool import crosspool
+
 bench = typer.Typer(help="Measure what things cost on this machine.", no_args_is_help=True)
 
 
 @bench.callback()
 def _group() -> None:
     """Measure what things cost on this machine."""
+
+
+bench.command()(crosspool)
 
 
 @bench.command()
