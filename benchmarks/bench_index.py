@@ -1,8 +1,8 @@
 """How fast and how large is the prefix index, against SGLang's Rust radix tree on the same prompts? (MemServe Fig. 10)
 
-10,000 prompts of 4,096 tokens, block 16: 8 system prompts, 500 conversations, 20 variants each, 704,512 blocks. Each
-library runs in processes of its own, ours and theirs in turn; times are CPU time of one thread, medians over rounds.
-`--peers DIR` names a folder with idx/bin/python (torch) and sglang_src/ (the wheel of SGLang 0.5.23, unpacked).
+The prompts of workload.py. Each library runs in processes of its own, ours and theirs in turn; times are CPU time of
+one thread, medians over rounds. `--peers DIR` names a folder with idx/bin/python (torch), sglang_src/ (the wheel of
+SGLang 0.5.23, unpacked) and lb, a program that prints the least that hashing and comparing can take.
 
     python benchmarks/bench_index.py --peers ~/.cache/poolweave-peers          (--smoke: 2 s, no peers)
 """
@@ -13,9 +13,10 @@ import argparse
 import gc
 import importlib.util
 import json
+import os
+import re
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from array import array
@@ -24,27 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-TOKENS, BLOCK = 4096, 16
-
-
-def prompts(conversations: int) -> list[Any]:
-    draw = np.random.default_rng(0)
-    system = draw.integers(0, 128_000, (8, 1024), dtype=np.int32)
-    made = np.empty((conversations * 20, TOKENS), np.int32)
-    for i in range(conversations):
-        rows = slice(20 * i, 20 * i + 20)
-        made[rows, :1024] = system[i % 8]
-        made[rows, 1024:3072] = draw.integers(0, 128_000, 2048)
-        made[rows, 3072:] = draw.integers(0, 128_000, (20, 1024))
-    draw.shuffle(made, axis=0)
-    return list(made)
+from workload import BLOCK, TOKENS, prompts, pythons_of, report, rounds_in_turn
 
 
 class Ours:
     def __init__(self) -> None:
-        from poolweave.index import RadixIndex
+        from poolweave.index import RadixIndex, block_keys
 
+        self.keys = block_keys
         self.make = lambda: RadixIndex(BLOCK)
         self.values = [np.arange(i * 256, (i + 1) * 256, dtype=np.uint64) for i in range(8)]
 
@@ -114,10 +102,11 @@ def cpu_us(call: Callable[[], object], count: int) -> float:
 
 def threads_per_s(call: Callable[[int], object], count: int, seconds: float) -> float:
     """Calls a second of `count` threads together, by the clock on the wall."""
-    done = [0] * count
+    done, cores = [0] * count, sorted(os.sched_getaffinity(0))
     end = time.perf_counter() + seconds
 
     def work(me: int) -> None:
+        os.sched_setaffinity(threading.get_native_id(), {cores[me % len(cores)]})
         while time.perf_counter() < end:
             call(me * 7919 + done[me])
             done[me] += 1
@@ -131,7 +120,7 @@ def threads_per_s(call: Callable[[int], object], count: int, seconds: float) -> 
 
 
 def measure(library: Any, conversations: int, repeats: int) -> dict[str, float]:
-    made = prompts(conversations)
+    made = list(prompts(conversations))
     keys = [library.key(prompt) for prompt in made]
     results: dict[str, float] = {}
     tree, before, start = library.make(), rss(), time.process_time()
@@ -145,8 +134,14 @@ def measure(library: Any, conversations: int, repeats: int) -> dict[str, float]:
     results["match_per_s"] = len(keys) / (time.process_time() - start)
     if isinstance(library, Ours):
         batches = [made[i : i + 64] for i in range(0, len(made), 64)]
-        rates = [threads_per_s(lambda i: tree.match_many(batches[i % len(batches)]), n, 1.0) for n in (1, 2)]
-        results["match_many_threads_2_over_1"] = rates[1] / rates[0]
+        results["match_many_threads_2_over_1"] = statistics.median(
+            two / one
+            for one, two in (
+                [threads_per_s(lambda i: tree.match_many(batches[i % len(batches)]), n, 0.3) for n in (1, 2)]
+                for _ in range(5)
+            )
+        )
+        results["keys_us"] = cpu_us(lambda: library.keys(made[0]), repeats * 4)
     start = time.process_time()
     results["evict_blocks_per_s"] = library.evict_half(tree) / (time.process_time() - start)
     trees = [library.make() for _ in range(repeats)]
@@ -163,6 +158,22 @@ def measure(library: Any, conversations: int, repeats: int) -> dict[str, float]:
     return results
 
 
+def limits(ours: list[dict[str, float]], program: Path) -> None:
+    """What hashing the tokens once, and comparing them once, would take in the same state of the caches."""
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    least = {name.strip(): float(us) for name, us in re.findall(r"(.+): ([0-9.]+) us", printed)}
+    pairs = {
+        "keys_us": "xxh3_128 chained 256x80B",
+        "match_full_us": "memcmp 16KiB (hot L1)",
+        "match_per_s": "memcmp 16KiB (cold DRAM)",
+    }
+    for metric, limit in pairs.items():
+        value = statistics.median(one[metric] for one in ours)
+        us = 1e6 / value if metric.endswith("per_s") else value
+        point = {"metric": metric, "us": round(us, 3), "limit": limit, "limit_us": least[limit]}
+        print(json.dumps({**point, "ratio": round(us / least[limit], 3)}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path)
@@ -176,24 +187,14 @@ def main() -> None:
         library = Ours() if given.run == "ours" else Sglang(given.peers)
         print(json.dumps(measure(library, size, repeats)))
         return
-    pythons = {"ours": sys.executable}
-    if given.peers and not given.smoke:
-        pythons["sglang"] = str(given.peers / "idx/bin/python")
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
-    for _ in range(1 if given.smoke else given.rounds):
-        for name, python in pythons.items():
-            command = [python, __file__, "--run", name, "--conversations", str(size)]
-            command += ["--peers", str(given.peers)] if given.peers else []
-            rounds[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    for metric in rounds["ours"][0]:
-        point: dict[str, Any] = {"metric": metric}
-        for name, results in rounds.items():
-            if metric in results[0]:
-                point[name] = round(statistics.median(r[metric] for r in results), 3)
-        if "sglang" in point:
-            pairs = zip(rounds["ours"], rounds["sglang"], strict=True)
-            point["ratio"] = round(statistics.median(o[metric] / s[metric] for o, s in pairs), 3)
-        print(json.dumps(point))
+    peers = None if given.smoke else given.peers
+    arguments = ["--conversations", str(size)] + (["--peers", str(peers)] if peers else [])
+    results = rounds_in_turn(
+        __file__, pythons_of(peers, "sglang", "idx"), arguments, 1 if given.smoke else given.rounds
+    )
+    report(results, "sglang")
+    if peers:
+        limits(results["ours"], peers / "lb")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast are KV events taken in, against Dynamo's RadixTree, each in the encoding it takes?
 
-The prompts of bench_index.py as an engine publishes them: one BlockStored a prompt with what is new of it. Ours is
+The prompts of workload.py as an engine publishes them: one BlockStored a prompt with what is new of it. Ours is
 msgpack as vLLM sends it, theirs JSON through apply_event with block hashes computed before. CPU time, ours and theirs
 in turn. `--peers DIR` names a folder with idx/bin/python that has ai-dynamo-runtime 1.6.1.
 
@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from bench_index import BLOCK, prompts
+from workload import BLOCK, prompts, pythons_of, report, rounds_in_turn
 
 
 def stores(conversations: int) -> Iterator[tuple[list[int], list[int], int | None]]:
@@ -86,23 +82,9 @@ def main() -> None:
     if given.run:
         print(json.dumps({"ours": ours, "dynamo": dynamo}[given.run](size)))
         return
-    pythons = {"ours": sys.executable}
-    if given.peers and not given.smoke:
-        pythons["dynamo"] = str(given.peers / "idx/bin/python")
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
-    for _ in range(1 if given.smoke else given.rounds):
-        for name, python in pythons.items():
-            command = [python, __file__, "--run", name, "--conversations", str(size)]
-            rounds[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    for metric in rounds["ours"][0]:
-        point: dict[str, Any] = {"metric": metric}
-        for name, results in rounds.items():
-            if metric in results[0]:
-                point[name] = round(statistics.median(r[metric] for r in results), 1)
-        if "dynamo" in point:
-            pairs = zip(rounds["ours"], rounds["dynamo"], strict=True)
-            point["ratio"] = round(statistics.median(o[metric] / d[metric] for o, d in pairs), 3)
-        print(json.dumps(point))
+    pythons = pythons_of(None if given.smoke else given.peers, "dynamo", "idx")
+    arguments = ["--conversations", str(size)]
+    report(rounds_in_turn(__file__, pythons, arguments, 1 if given.smoke else given.rounds), "dynamo")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How long does routing one prompt take? Hash, match, predict, choose and count, against Dynamo's hash + match alone.
 
-4,096-token prompts of one workload (8 system prompts, 500 conversations, 20 variants each), each
-held by two of 64 (and 512) instances, 1M (instance, block) entries. Rounds of ours and Dynamo's RadixTree alternate;
-the ratio is of the medians of one round. Dynamo is run when `--peer` names a Python that has ai-dynamo-runtime.
+The prompts of workload.py, each held by two of 64 (and 512) instances, 1M (instance, block) entries. Rounds of ours and
+Dynamo's RadixTree alternate; the ratio is of the medians of one round. Dynamo is run when `--peer` names a Python that
+has ai-dynamo-runtime.
 
     python benchmarks/bench_route.py --peer ~/.cache/poolweave-peers/idx/bin/python
 """
@@ -22,22 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-PROMPT_TOKENS, BLOCK_TOKENS = 4096, 16
-
-
-def prompts(conversations: int, seed: int = 0) -> Any:
-    """int32 [conversations * 20, 4096] in random order."""
-    draw = np.random.default_rng(seed)
-    system = draw.integers(0, 128_000, (8, 1024), dtype=np.int32)
-    made = np.empty((conversations * 20, PROMPT_TOKENS), np.int32)
-    for i in range(conversations):
-        rows = slice(20 * i, 20 * i + 20)
-        made[rows, :1024] = system[i % 8]
-        made[rows, 1024:3072] = draw.integers(0, 128_000, 2048)
-        made[rows, 3072:] = draw.integers(0, 128_000, (20, 1024))
-    draw.shuffle(made, axis=0)
-    return made
+from workload import BLOCK, prompts
 
 
 def placements(count: int, instances: int) -> Iterator[tuple[int, int]]:
@@ -90,7 +75,7 @@ def dynamo(tokens: Any, entries: int) -> Callable[[int], object]:
 
     tree, held, told, last = RadixTree(), [set[int]() for _ in range(64)], 0, 0
     for event, (prompt, worker) in enumerate(placements(len(tokens), 64)):
-        hashes = compute_block_hash_for_seq(tokens[prompt].tolist(), BLOCK_TOKENS)
+        hashes = compute_block_hash_for_seq(tokens[prompt].tolist(), BLOCK)
         chain = [hash(tuple(hashes[: i + 1])) & (2**63 - 1) for i in range(len(hashes))]
         start = next((i for i, key in enumerate(chain) if key not in held[worker]), len(chain))
         held[worker].update(chain[start:])
@@ -101,7 +86,7 @@ def dynamo(tokens: Any, entries: int) -> Callable[[int], object]:
         if told > entries:
             break
     lists = [tokens[i].tolist() for i in range(min(last, 500))]
-    return lambda prompt: tree.find_matches(compute_block_hash_for_seq(lists[prompt % len(lists)], BLOCK_TOKENS))
+    return lambda prompt: tree.find_matches(compute_block_hash_for_seq(lists[prompt % len(lists)], BLOCK))
 
 
 def peer_rounds(path: str, entries: int) -> None:

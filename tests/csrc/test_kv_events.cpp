@@ -6,50 +6,11 @@
 #include "check.hpp"
 #include "core/error.hpp"
 #include "core/event_index.hpp"
+#include "kv_event_bytes.hpp"
 
 using namespace poolweave;
 
 namespace {
-
-std::string big_endian(std::uint64_t value, int width) {
-    std::string bytes;
-    for (int i = width; i-- > 0;) bytes += static_cast<char>(value >> 8 * i);
-    return bytes;
-}
-std::string text(const std::string& s) { return "\xd9" + big_endian(s.size(), 1) + s; }
-std::string number(std::uint64_t value) { return value < 128 ? big_endian(value, 1) : "\xcf" + big_endian(value, 8); }
-std::string array(std::size_t size) { return "\xdd" + big_endian(size, 4); }
-std::string numbers(const std::vector<std::uint64_t>& list) {
-    std::string bytes = array(list.size());
-    for (const std::uint64_t value : list) bytes += number(value);
-    return bytes;
-}
-std::string batch(const std::vector<std::string>& events) {
-    std::string bytes = "\x93\xcb" + big_endian(0x3ff8000000000000u, 8) + array(events.size());  // 1.5 s
-    for (const std::string& event : events) bytes += event;
-    return bytes + "\xc0";
-}
-
-struct Stored {
-    std::vector<std::uint64_t> hashes;
-    std::vector<std::uint64_t> tokens;
-    std::string parent = "\xc0";
-    std::uint64_t block_size = 2;
-    std::string medium = "GPU";
-    std::vector<std::string> more = {};  // names and values
-    operator std::string() const {
-        std::string bytes = "\xde" + big_endian(6 + more.size() / 2, 2) + text("type") + text("BlockStored") + text("block_hashes") +
-                            numbers(hashes) + text("parent_block_hash") + parent + text("token_ids") + numbers(tokens) +
-                            text("block_size") + number(block_size) + text("medium") + text(medium);
-        for (std::size_t i = 0; i < more.size(); i += 2) bytes += text(more[i]) + more[i + 1];
-        return bytes;
-    }
-};
-
-std::string removed(const std::vector<std::uint64_t>& hashes, const std::string& medium = "GPU") {
-    return "\x83" + text("type") + text("BlockRemoved") + text("block_hashes") + numbers(hashes) + text("medium") + text(medium);
-}
-std::string cleared() { return "\x81" + text("type") + text("AllBlocksCleared"); }
 
 struct Fixture {
     EventIndex index{2};
@@ -156,6 +117,8 @@ void inventories_rebuild_the_same_index() {
 // Every prefix and every one-byte change of valid batches, and random bytes: an error or a batch, nothing else.
 void survives_any_bytes() {
     Fixture f;
+    const std::uint32_t bystander = f.index.add_source({});
+    f.index.apply(bystander, batch({Stored{{1, 2, 3}, {1, 2, 3, 4, 5, 300}}}));
     const std::string good = batch({Stored{{10, 1u << 20}, {1, 200, 3, 70'000}, number(5), 2, "GPU", {"extra_keys", "\x92\xc0\x91\x01", "lora_id", number(3)}},
                                     removed({10}), cleared()});
     CHECK(decode_kv_events(good).events.size() == 3);
@@ -187,7 +150,11 @@ void survives_any_bytes() {
         tolerate(bytes);
     }
     tolerate(std::string(100'000, '\x91'));  // nested without end
-    CHECK(f.index.check().empty());
+    std::vector<std::int32_t> scores(f.index.num_slots());
+    f.index.match(kPrompt, "", {}, scores);
+    CHECK(f.index.check().empty() && scores[bystander] == 3 && f.index.num_held(bystander) == 3);
+    f.index.clear(f.source);
+    CHECK(f.index.stats().num_blocks == 3);
 }
 
 }  // namespace

@@ -38,12 +38,19 @@ def test_keys_follow_their_definition(block_tokens: int) -> None:
         assert [key.tobytes() for key in keys] == reference(tokens, block_tokens, parent)
 
 
-def test_every_form_of_tokens_has_the_same_keys() -> None:
+def test_c14_every_form_of_tokens_has_the_same_keys() -> None:
     expected = block_keys(TOKENS).tolist()
     for form in (tuple(TOKENS), array("i", TOKENS), *(np.array(TOKENS, d) for d in ("<i4", ">i4", "i8", "u4"))):
         assert block_keys(form).tolist() == expected
     assert len(expected) == 4
     assert len(expected[0]) == 16
+
+
+@pytest.mark.engine
+def test_c14_torch_tokens_have_the_same_keys() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.int32, torch.int64):
+        assert block_keys(torch.tensor(TOKENS, dtype=dtype)).tolist() == block_keys(TOKENS).tolist()
 
 
 def test_keys_depend_on_all_before_them_and_on_the_identity() -> None:
@@ -71,7 +78,7 @@ def test_less_than_a_block_has_no_key() -> None:
 
 
 @pytest.mark.multiproc
-def test_every_process_has_the_same_keys() -> None:
+def test_c14_every_process_has_the_same_keys() -> None:
     seen = {
         subprocess.run(
             [sys.executable, "-c", PROGRAM],

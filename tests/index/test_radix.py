@@ -46,7 +46,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tokens_of_every_form_are_the_same_prompt(form: str) -> None:
+def test_c14_tokens_of_every_form_are_the_same_prompt(form: str) -> None:
     tokens = FORMS[form](TOKENS)
     assert filled().match(tokens).blocks.tolist() == BLOCKS
     index = RadixIndex()
@@ -57,7 +57,7 @@ def test_tokens_of_every_form_are_the_same_prompt(form: str) -> None:
 
 
 @pytest.mark.engine
-def test_torch_tokens_are_the_same_prompt() -> None:
+def test_c14_torch_tokens_are_the_same_prompt() -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.int32, torch.int64):
         assert filled().match(torch.tensor(TOKENS, dtype=dtype)).blocks.tolist() == BLOCKS
@@ -79,7 +79,7 @@ def test_torch_tokens_are_the_same_prompt() -> None:
         (np.ones((2, 16), np.int64), ValueError),
     ],
 )
-def test_what_is_no_token_is_refused(tokens: Any, error: type[Exception]) -> None:
+def test_c14_what_is_no_token_is_refused(tokens: Any, error: type[Exception]) -> None:
     index = filled()
     for call in (index.match, lambda t: index.insert(t, [1]), index.delete, lambda t: index.match_many([t])):
         with pytest.raises(error):
@@ -226,7 +226,7 @@ def test_priorities() -> None:
     assert index.evict(2).tolist() == [2, 1]
 
 
-def test_burst_of_unique_prompts_stays_under_the_cap() -> None:
+def test_c16_burst_of_unique_prompts_stays_under_the_cap() -> None:
     cap = 8 << 20
     index = RadixIndex(max_bytes="8 MiB")
     prompts = np.random.default_rng(1).integers(0, 128_000, (50_000, 1024), dtype=np.int32)
@@ -258,7 +258,7 @@ def test_a_tenant_over_its_cap_leaves_others_alone() -> None:
     assert index.stats().gone[MissReason.EVICTED] > 0
 
 
-def test_hit_rate_of_half() -> None:
+def test_c17_hit_rate_of_half() -> None:
     index = RadixIndex()
     for i in range(500):
         index.insert([i] * 64, BLOCKS)
@@ -268,7 +268,7 @@ def test_hit_rate_of_half() -> None:
     assert index.stats().misses[MissReason.NEVER_STORED] == 500
 
 
-def test_a_store_of_ten_blocks_and_thirty_insertions() -> None:
+def test_c18_a_store_of_ten_blocks_and_thirty_insertions() -> None:
     index = RadixIndex()
     stored: set[int] = set()
     for i in range(30):
@@ -284,7 +284,7 @@ def test_a_store_of_ten_blocks_and_thirty_insertions() -> None:
     assert index.stats().misses[MissReason.EVICTED] == 20
 
 
-def test_why_did_this_miss() -> None:
+def test_c19_why_did_this_miss() -> None:
     index = RadixIndex()
     mine, theirs = index.namespace(Identity(salt=b"mine")), index.namespace(Identity(salt=b"theirs"))
     assert index.match(TOKENS, mine).miss_reason is MissReason.NEVER_STORED
