@@ -241,7 +241,8 @@ def test_c16_burst_of_unique_prompts_stays_under_the_cap() -> None:
             assert len(index) == held
     index.check()
     assert index.match(prompts[0]).miss_reason in (MissReason.EVICTED, MissReason.NEVER_STORED)  # long ago
-    assert index.match(prompts[-2000]).miss_reason is MissReason.EVICTED
+    lately = [index.match(prompt).miss_reason for prompt in prompts[-2000:-1900]]  # newer ones have taken some places
+    assert lately.count(MissReason.EVICTED) > 50
     assert held * (64 + 8) > cap * 0.8  # the cap is used, too
 
 
