@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poolweave.errors import ConfigError
 from poolweave.index import RadixIndex
 from poolweave.mempool._native import BlockTable
 from poolweave.mempool.arena import Arena
@@ -29,6 +30,8 @@ def build_space(
         elif number == HBM or parse_bytes(size, name):
             tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
             tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
+    if config.write == "through" and DRAM not in tiers:
+        raise ConfigError('write="through" needs a DRAM tier; create the pool with dram=...', setting="write")
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]
     table = BlockTable(limits[0], limits[1], epoch, layout.num_layers)
     index = RadixIndex(layout.block_tokens, eviction=config.eviction, keep_tenants=config.quotas is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from poolweave.errors import ConfigError
 from poolweave.index import Identity, RecomputeCost
@@ -25,6 +25,7 @@ class PoolConfig:
     "off", "prefer" or "require", see Arena. Above the share `high_watermark` of HBM in use (None: never) a thread makes
     room down to `low_watermark`, before an alloc needs it. `copy_threads`: of a swap.
     `eviction`: which history goes first, one of EVICTION_POLICIES, or figures for "cost-aware".
+    `write`: when a block is copied to DRAM: "back", when it is demoted, or "through", soon after it is sealed.
     `quotas`: what each tenant may take at most.
     `events`: publish what the index takes, gives up and moves between tiers, in vLLM's and SGLang's wire format.
     """
@@ -41,6 +42,7 @@ class PoolConfig:
     eviction: str | RecomputeCost = "lru"
     quotas: Quotas | None = None
     events: PublisherConfig | None = None
+    write: Literal["back", "through"] = "back"
 
     def identity(self, layout: KVLayout) -> Identity:
         """What a pool of `layout` holds unless a namespace says more: a shard's prefixes are its whole model's."""
@@ -57,6 +59,8 @@ class PoolConfig:
         for setting in ("huge_pages", "pinned"):
             wanted(getattr(self, setting), setting)
         policy_name(self.eviction)
+        if self.write not in ("back", "through"):
+            raise ConfigError(f"write={self.write!r} is none of back, through", setting="write", value=self.write)
         if self.high_watermark is not None and not 0 < self.low_watermark <= self.high_watermark <= 1:
             raise ConfigError(
                 f"watermarks are 0 < low <= high <= 1, got {self.low_watermark} and {self.high_watermark}",

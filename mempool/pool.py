@@ -36,6 +36,7 @@ from poolweave.mempool.stats import PoolStats
 from poolweave.mempool.store import PoolStore
 from poolweave.mempool.sweeper import Sweeper
 from poolweave.mempool.tiers import TIERS, TierMemory
+from poolweave.mempool.write_through import WriteThrough
 from poolweave.transfer import KVLayout, Reservation, Shipment, Transfer
 from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens, parse_bytes
 
@@ -92,6 +93,10 @@ class MemPool:
             self._sweeper = Sweeper(
                 self._space, self._reclaimer, low=config.low_watermark, high=config.high_watermark, name=self.instance
             )
+        self._writer: WriteThrough | None = None
+        if config.write == "through":
+            self._writer = WriteThrough(self._space, self._reclaimer, self._allocator.released, self.instance)
+            self._space.on_sealed = self._writer.offer
         self._counted = config.quotas is not None
         self._most = sum(memory.max_slots for memory in self._space.tiers.values())
         self._closed = False
@@ -146,11 +151,14 @@ class MemPool:
         layer sends each as soon as it is sealed. A block is sealed when all its layers are. Raises ConfigError.
         """
         if layers is None:
-            self._table.seal(self._handles(blocks))
+            self._space.seal(self._handles(blocks))
             return
         if layers.step != 1 or layers.start < 0:
             raise ConfigError(f"layers={layers} does not name layers in order", setting="layers", value=str(layers))
-        self._table.seal_layers(self._handles(blocks), layers.start, max(layers.start, layers.stop))
+        handles = self._handles(blocks)
+        self._table.seal_layers(handles, layers.start, max(layers.start, layers.stop))
+        if layers.stop == self.layout.num_layers and self._space.on_sealed is not None:
+            self._space.on_sealed(handles)
 
     def sealed_layers(self, blocks: BlocksLike) -> npt.NDArray[np.uint16]:
         """How many layers of each block are sealed, from the first on; all of a sealed block."""
@@ -365,6 +373,8 @@ class MemPool:
         self._links.close()
         if self._sweeper is not None:
             self._sweeper.close()
+        if self._writer is not None:
+            self._writer.close()
         self._space.close()
         self._table = self._space.table
         self._allocator.waiters.notify_all()

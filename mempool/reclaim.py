@@ -29,12 +29,16 @@ class Reclaimer:
         if tenant != NOBODY:
             return self._make_room_between(num_blocks, mask, tenant)
         free, evictable = self.supply(mask)
-        if free < num_blocks and self._extend(num_blocks - free, mask):
+        if free < num_blocks and self.extend(num_blocks - free, mask):
             free, evictable = self.supply(mask)
         if free >= num_blocks:
             return True
-        if free + evictable < num_blocks:
+        mirrors = self._space.table.counts(DRAM).mirrors if mask >> DRAM & 1 else 0
+        if free + evictable + mirrors < num_blocks:
             return False
+        free += self.drop_mirrors(min(mirrors, num_blocks - free))
+        if free >= num_blocks:
+            return True
         needed = num_blocks - free
         if mask == 1 << HBM and self._space.has_dram:
             needed -= self.demote(needed)
@@ -68,6 +72,8 @@ class Reclaimer:
     def make_quota_room(self, num_blocks: int, mask: int, tenant: int, *, arriving: bool = True) -> bool:
         """Room under a tenant's limits, out of its own history; `arriving` blocks count in its total."""
         in_tiers, in_all = self._over_quota(num_blocks, mask, tenant, arriving)
+        if in_tiers > 0 and mask >> DRAM & 1:
+            in_tiers -= self.drop_mirrors(in_tiers, tenant)
         if in_tiers <= 0 and in_all <= 0:
             return True
         historical = self._space.table.tenant(tenant).historical
@@ -88,7 +94,7 @@ class Reclaimer:
         room = sum(counts.limit[n] - counts.used[n] for n in (HBM, DRAM) if mask >> n & 1)
         return num_blocks - room, counts.blocks + num_blocks * arriving - counts.block_limit
 
-    def _extend(self, num_blocks: int, mask: int) -> bool:
+    def extend(self, num_blocks: int, mask: int) -> bool:
         """Where memory comes on demand, get some more before anything is evicted."""
         space = self._space
         grown = False
@@ -110,6 +116,17 @@ class Reclaimer:
         """
         space = self._space
         victims = space.index.coldest(num_blocks, filter=space.table.evictable(1 << HBM), tenant_of=tenant_of)
+        mirrored = len(victims)
+        victims = space.demote_mirrored(victims)
+        mirrored -= len(victims)
+        if mirrored:
+            space.counters["demoted"] += mirrored
+            space.counters["demoted_without_copy"] += mirrored
+        return mirrored + self._write_back(victims, tenant_of)
+
+    def _write_back(self, victims: UInt64Array, tenant_of: int | None) -> int:
+        """Copy those of the victims that DRAM has room for, or can make."""
+        space = self._space
         if space.tenants is not None:
             fits = np.empty(len(victims), np.uint8)
             space.table.fit_quotas(victims, DRAM, fits)
@@ -122,8 +139,10 @@ class Reclaimer:
         if not len(victims):
             return 0
         room = space.table.counts(DRAM).free
-        if room < len(victims) and self._extend(len(victims) - room, 1 << DRAM):
+        if room < len(victims) and self.extend(len(victims) - room, 1 << DRAM):
             room = space.table.counts(DRAM).free
+        if room < len(victims):
+            room += self.drop_mirrors(len(victims) - room)
         if room < len(victims):
             self.drop(len(victims) - room, 1 << DRAM, "evicted", hidden=False)
             victims = victims[: space.table.counts(DRAM).free]
@@ -132,6 +151,13 @@ class Reclaimer:
             return 0
         space.counters["demoted"] += len(victims)
         return len(victims)
+
+    def drop_mirrors(self, num_blocks: int, tenant: int = NOBODY) -> int:
+        """Give up second copies in DRAM, of one tenant's blocks or of all. -> how many"""
+        dropped = self._space.table.drop_mirrors(num_blocks, 0, tenant) if num_blocks > 0 else 0
+        if dropped:
+            self._space.counters["mirrors_dropped"] += dropped
+        return dropped
 
     def drop(
         self, num_blocks: int, mask: int, reason: str, *, hidden: bool = True, tenant_of: int | None = None

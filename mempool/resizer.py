@@ -70,6 +70,11 @@ class Resizer:
         """Evict down to the limit, move historical blocks below it, return the memory of what is empty above."""
         space = self._space
         counts = space.table.counts(number)
+        if number == DRAM and counts.mirrors:
+            space.table.drop_mirrors(counts.mirrors, counts.limit)
+            counts = space.table.counts(number)
+            space.table.drop_mirrors(max(0, counts.used - counts.limit))
+            counts = space.table.counts(number)
         excess = min(counts.used - counts.limit, counts.historical)
         if excess > 0:
             if number == HBM and DRAM in space.tiers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,6 +41,7 @@ class BlockSpace:
     index: RadixIndex
     copy_threads: int
     tenants: TenantBook | None = None  # where quotas are set
+    on_sealed: Callable[[UInt64Array], None] | None = None  # told of sealed blocks
     lock: threading.RLock = field(default_factory=threading.RLock)
     counters: Counter[str] = field(default_factory=Counter)
     recorder: EventRecorder | None = None
@@ -68,7 +70,7 @@ class BlockSpace:
         try:
             for source in np.unique(tiers).tolist():
                 chosen = tiers == source
-                self._copy(source, target, slots[chosen], to[chosen])
+                self.copy(source, target, slots[chosen], to[chosen])
         except BaseException:
             self.table.abort_move(handles, target, to)
             raise
@@ -77,7 +79,21 @@ class BlockSpace:
             self.recorder.moved(handles, TIERS[target])
         return True
 
-    def _copy(self, source: int, target: int, slots: Int32Array, to: Int32Array) -> None:
+    def demote_mirrored(self, handles: UInt64Array) -> UInt64Array:
+        """Let those that were written through lie in DRAM. -> the others. The caller holds `lock`."""
+        rest = np.array(self.table.demote_mirrored(handles), np.uint64)
+        if self.recorder is not None and len(rest) < len(handles):
+            self.recorder.moved(np.setdiff1d(handles, rest), TIERS[DRAM])
+        return rest
+
+    def seal(self, handles: UInt64Array) -> None:
+        """Their KV is written. Raises UnknownBlock, StaleHandle."""
+        self.table.seal(handles)
+        if self.on_sealed is not None:
+            self.on_sealed(handles)
+
+    def copy(self, source: int, target: int, slots: Int32Array, to: Int32Array) -> None:
+        """The bytes of rows `slots` of one tier into rows `to` of another, without the GIL."""
         layout = self.layout
         swap_blocks(
             self.tiers[source].geometry(), self.tiers[target].geometry(), slots, to,
@@ -97,8 +113,9 @@ class BlockSpace:
         memory = self.tiers[number]
         c: Any = self.table.counts(number)
         return TierStats(
-            tier=memory.tier, total=c.limit, free=c.free, active=c.used - c.historical - c.limbo - c.reserved,
-            historical=c.historical, pinned=c.pinned, leased=c.leased, limbo=c.limbo, overhang=c.overhang,
+            tier=memory.tier, total=c.limit, free=c.free, historical=c.historical, pinned=c.pinned,
+            active=c.used - c.historical - c.limbo - c.reserved - c.mirrors, leased=c.leased, limbo=c.limbo,
+            overhang=c.overhang, mirrors=c.mirrors,
             largest_run=self.table.longest_free_run(number), mapped_bytes=memory.mapped_bytes, memory=memory.stats(),
         )  # fmt: skip
 

@@ -14,11 +14,12 @@ from poolweave.types import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """Blocks of one tier. total = free + active + historical + limbo while no shrinking is under way.
+    """Blocks of one tier. total = free + active + historical + limbo + mirrors while no shrinking is under way.
 
     `total`: what may be allocated; `free`: of it now; `active`: any reference but the index's; `historical`: the
     index's only, so evictable; `pinned`: active and indexed; `leased`: places on loan; `limbo`: on loan, left by their
-    block; `overhang`: still above a lowered size; `largest_run`: of free neighbours; `memory`: of the arena, with all
+    block; `overhang`: still above a lowered size; `mirrors`: second copies of blocks in HBM, dropped when
+    DRAM is short; `largest_run`: of free neighbours; `memory`: of the arena, with all
     its ranges.
     """
 
@@ -31,6 +32,7 @@ class TierStats:
     leased: int
     limbo: int
     overhang: int
+    mirrors: int
     largest_run: int
     mapped_bytes: int
     memory: ArenaStats

@@ -76,7 +76,7 @@ class PoolStore:
         incoming, held, fresh = placement.incoming, placement.held, placement.fresh
         whole = incoming.num_tokens // self.layout.block_tokens
         blocks = np.concatenate((held, fresh))
-        self._space.table.seal(fresh[: max(0, whole - len(held))])
+        self._space.seal(fresh[: max(0, whole - len(held))])
         if incoming.private:
             self._space.table.set_private(fresh)
         if incoming.insert and incoming.tokens is not None:

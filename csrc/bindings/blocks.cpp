@@ -51,6 +51,20 @@ auto on_handles(BlockTable& table, In<std::uint64_t> handles) {
     return (table.*Method)(in(handles));
 }
 
+void register_mirrors(nb::class_<BlockTable>& cls) {
+    cls.def("begin_mirrors", [](BlockTable& table, In<std::uint64_t> handles, Out<std::uint64_t> chosen, Out<std::int32_t> from,
+                                Out<std::int32_t> to) {
+           const std::size_t n = handles.size();
+           return table.begin_mirrors(in(handles), out(chosen, n), out(from, n), out(to, n));
+       }, "handles"_a, "chosen"_a, "slots"_a, "to"_a, "-> how many of them get a second copy.")
+        .def("end_mirrors", [](BlockTable& table, In<std::uint64_t> chosen, In<std::int32_t> to, bool commit) {
+            if (to.size() != chosen.size()) throw Error(Code::kConfig, "a move's arrays differ in length");
+            return table.end_mirrors(in(chosen), in(to), commit);
+        }, "chosen"_a, "to"_a, "commit"_a)
+        .def("demote_mirrored", &on_handles<&BlockTable::demote_mirrored>, "handles"_a, "-> those that have no mirror.")
+        .def("drop_mirrors", &BlockTable::drop_mirrors, "count"_a, "from_slot"_a = 0, "tenant"_a = 0);
+}
+
 void register_tenants(nb::class_<BlockTable>& cls) {
     cls.def("set_tenants", &BlockTable::set_tenants, "count"_a)
         .def("set_quota", [](BlockTable& table, TenantId tenant, std::uint64_t hbm, std::uint64_t dram, std::uint64_t blocks) {
@@ -86,7 +100,8 @@ void register_blocks(nb::module_& m) {
         .def_ro("leased", &TierCounts::leased)
         .def_ro("limbo", &TierCounts::limbo)
         .def_ro("reserved", &TierCounts::reserved)
-        .def_ro("overhang", &TierCounts::overhang);
+        .def_ro("overhang", &TierCounts::overhang)
+        .def_ro("mirrors", &TierCounts::mirrors);
 
     nb::class_<TenantCounts>(m, "TenantCounts", "Slots of one tenant, and its limits, by tier.")
         .def_ro("used", &TenantCounts::used)
@@ -178,6 +193,7 @@ void register_blocks(nb::module_& m) {
         .def("check", &Table::check, nb::call_guard<nb::gil_scoped_release>());
 
     register_tenants(cls);
+    register_mirrors(cls);
 
     nb::class_<TierGeometry>(m, "TierGeometry", "Where the planes of a tier's blocks lie.")
         .def("__init__", [](TierGeometry* self, std::uintptr_t base, std::uint64_t slot_stride, std::uint64_t plane_stride) {

@@ -279,6 +279,7 @@ std::size_t BlockTable::finish_move(Handles handles, unsigned tier, std::span<co
             store.slots[slot].owner = id;
             b.place = tier << 30 | slot;
             tally(b, 1);
+            if (tier == kMirrorTier) drop_mirror(id);
         } else {
             release_slot(tier, slot);
         }
@@ -298,6 +299,7 @@ void BlockTable::set_limit(unsigned tier, std::uint32_t limit) {
     if (limit > store.slots.size()) {
         blocks_.resize(blocks_.size() + limit - store.slots.size());
         if (!layers_.empty()) layers_.resize(blocks_.size());
+        if (!mirrors_.empty()) mirrors_.resize(blocks_.size(), kNobody);
         store.slots.resize(limit, {kNobody, 0});
         if (!tenants_.empty()) store.tenants.resize(limit);
         store.free.grow(limit);
@@ -319,7 +321,7 @@ std::vector<std::uint64_t> BlockTable::evictable_overhang(unsigned tier) const {
     std::vector<std::uint64_t> found;
     for (std::size_t slot = store.counts.limit; slot < store.slots.size(); ++slot) {
         const std::uint32_t id = store.slots[slot].owner;
-        if (id >= kReserved) continue;
+        if (id >= kReserved || is_mirror(tier, static_cast<std::uint32_t>(slot))) continue;
         const Block& b = blocks_[id];
         if ((b.flags & kIndexed) != 0 && b.refs == 1) found.push_back(handle_of(id, b));
     }
@@ -473,6 +475,7 @@ void BlockTable::release(std::uint32_t id) {
     Block& b = blocks_[id];
     if (TenantCounts* tenant = tenant_at(tier_of(b), slot_of(b))) --tenant->blocks;
     release_slot(tier_of(b), slot_of(b));
+    drop_mirror(id);
     if (++b.generation == 0) b.generation = 1;
     b.flags = 0;
     if (!layers_.empty()) layers_[id] = 0;

@@ -4,7 +4,8 @@
 // References: the callers' own, one of the index, one a loan, one while moved. The slot of a block may change, its
 // handle never does. A place on loan that its block has left (a limbo slot) is free only when the loan ends.
 // Every call is atomic: it throws kUnknownBlock, kStaleHandle, ... before anything changed. Thread-safe.
-// 16 bytes a block (18 once somebody seals by layer), 8 a slot (10 with quotas), 1.02 bits a slot in the free set.
+// 16 bytes a block (18 once somebody seals by layer), 8 a slot (10 with quotas), 4 a block once it is
+// mirrored, 1.02 bits a slot in the free set.
 #pragma once
 
 #include <algorithm>
@@ -41,6 +42,7 @@ struct TierCounts {
     std::uint64_t limbo = 0;       // on loan, their block has left or ended
     std::uint64_t reserved = 0;    // targets of moves under way
     std::uint64_t overhang = 0;    // occupied at or above the limit
+    std::uint64_t mirrors = 0;     // second copies of blocks that lie in the tier above
 };
 
 // What the blocks of one tenant take, and what they may take, in slots. Tenant 0 is nobody's: not counted, never limited.
@@ -109,6 +111,16 @@ class BlockTable {
     // Which of the blocks, taken in order, their tenants' limits let lie in `tier`.
     void fit_quotas(Handles handles, unsigned tier, std::span<std::uint8_t> out) const;
 
+    // Mirrors: second copies in tier 1 of sealed blocks in tier 0; whoever needs the room may drop them. Choose the first of
+    // `handles` that can get one: they may be gone, elsewhere, or have one. -> how many; copy their bytes, then end it.
+    std::size_t begin_mirrors(Handles handles, std::span<std::uint64_t> chosen, std::span<std::int32_t> from,
+                              std::span<std::int32_t> to);
+    std::size_t end_mirrors(Handles chosen, std::span<const std::int32_t> to, bool commit);
+    // Let blocks lie where their mirrors are. -> those that have none and were left alone
+    std::vector<std::uint64_t> demote_mirrored(Handles handles);
+    // Up to `count` mirrors (of one tenant, if not 0), the highest slots first and none below `from_slot`. -> how many
+    std::size_t drop_mirrors(std::size_t count, std::uint32_t from_slot = 0, TenantId tenant = 0);
+
     // Raise or lower what may be allocated in `tier`. Blocks at or above a lowered limit stay until freed or moved.
     void set_limit(unsigned tier, std::uint32_t limit);
     // Evictable blocks at or above the limit; occupied slots there, ascending.
@@ -129,6 +141,7 @@ class BlockTable {
     static constexpr std::uint8_t kPrivate = 4;
 
   private:
+    static constexpr unsigned kMirrorTier = 1;
     static constexpr std::uint8_t kMoving = 8;
     static constexpr std::uint8_t kMarked = 16;  // within one call
 
@@ -186,6 +199,9 @@ class BlockTable {
     bool charge_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
     TenantCounts* tenant_at(unsigned tier, std::uint32_t slot) noexcept;
     void check_tenants() const;
+    bool is_mirror(unsigned tier, std::uint32_t slot) const noexcept;
+    bool can_mirror(std::uint64_t handle) const noexcept;
+    void drop_mirror(std::uint32_t id);
     std::uint32_t layers_of(std::uint32_t id) const noexcept;
 
     const std::uint64_t epoch_;
@@ -195,6 +211,8 @@ class BlockTable {
     std::vector<Block> blocks_;
     std::vector<std::uint16_t> layers_;  // sealed ones of blocks that are not sealed; empty until somebody seals by layer
     std::vector<TenantCounts> tenants_;  // by id; empty while they are not counted
+    std::vector<std::uint32_t> mirrors_;  // slots in kMirrorTier by id, kNobody: none; empty until there is one
+    std::uint32_t mirrors_end_ = 0;       // no mirror lies at or above this slot
     std::uint32_t fresh_ = 0;  // ids from here on were never used
     std::uint32_t free_ids_;   // head of the list of freed ids
     std::uint64_t live_ = 0;

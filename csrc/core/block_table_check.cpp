@@ -26,6 +26,7 @@ void BlockTable::check() const {
         require(b.generation != 0, "a generation is 0");
         require((b.flags & kMarked) == 0, "a mark was left");
         require((b.flags & kSealed) != 0 || layers_of(id) < num_layers_, "all layers are sealed, the block is not");
+        require(id >= mirrors_.size() || mirrors_[id] == kNobody || is_mirror(kMirrorTier, mirrors_[id]), "a mirror is another's");
         require(b.refs > 0 || layers_of(id) == 0, "a free block has sealed layers");
         if (b.refs == 0) continue;
         const std::uint32_t others = b.loans + ((b.flags & kIndexed) != 0) + ((b.flags & kMoving) != 0);
@@ -63,7 +64,7 @@ void BlockTable::check_tenants() const {
             const TenantId tenant = store.tenants[slot];
             require(tenant < tenants_.size() && (tenant == 0 || owner != kNobody), "a free slot is a tenant's");
             ++seen[tenant].used[tier];
-            if (owner >= kReserved) continue;
+            if (owner >= kReserved || is_mirror(tier, slot)) continue;
             ++seen[tenant].blocks;
             seen[tenant].historical[tier] += (blocks_[owner].flags & kIndexed) != 0 && blocks_[owner].refs == 1;
         }
@@ -94,11 +95,18 @@ void BlockTable::check_slots(unsigned tier) const {
         if (s.owner >= kReserved) continue;
         require(s.owner < fresh_, "a slot's owner cannot be");
         const Block& b = blocks_[s.owner];
+        if (is_mirror(tier, slot)) {
+            require(b.refs > 0 && tier_of(b) == 0 && (b.flags & kSealed) != 0, "a mirror of what cannot have one");
+            require(slot < mirrors_end_, "a mirror lies above the last");
+            ++seen.mirrors;
+            continue;
+        }
         require(b.refs > 0 && tier_of(b) == tier && slot_of(b) == slot, "a slot's owner lies elsewhere");
         if ((b.flags & kIndexed) != 0) ++(b.refs == 1 ? seen.historical : seen.pinned);
     }
     const TierCounts& c = store.counts;
     require(seen.free == store.free.count() && seen.used == c.used && seen.overhang == c.overhang, "slots are counted wrong");
+    require(seen.mirrors == c.mirrors, "mirrors are counted wrong");
     require(seen.historical == c.historical && seen.pinned == c.pinned, "references are counted wrong");
     require(seen.leased == c.leased && seen.limbo == c.limbo && seen.reserved == c.reserved, "places are counted wrong");
 }

@@ -169,6 +169,8 @@ class TierCounts:
     def reserved(self) -> int: ...
     @property
     def overhang(self) -> int: ...
+    @property
+    def mirrors(self) -> int: ...
 
 class TenantCounts:
     """Slots of one tenant, and its limits, by tier."""
@@ -333,6 +335,28 @@ class BlockTable:
         """
         1 for each block that its tenant's limits let lie in the tier, taken in order.
         """
+
+    def begin_mirrors(
+        self,
+        handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        chosen: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")],
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+    ) -> int:
+        """-> how many of them get a second copy."""
+
+    def end_mirrors(
+        self,
+        chosen: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        commit: bool,
+    ) -> int: ...
+    def demote_mirrored(
+        self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> list[int]:
+        """-> those that have no mirror."""
+
+    def drop_mirrors(self, count: int, from_slot: int = 0, tenant: int = 0) -> int: ...
 
 class TierGeometry:
     """Where the planes of a tier's blocks lie."""
