@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from poolweave.errors import AddressInUse, ConfigError, SystemCallFailed
 
-SCHEMES = ("inproc", "shm", "tcp")  # in the order in which "auto" prefers them
+SCHEMES = ("inproc", "shm", "nixl", "tcp")  # in the order in which "auto" prefers them
+_NETWORK = ("nixl", "tcp")  # those that listen on a port
 _BACKLOG = 1024
 _MAX_NAME = 80  # an abstract name has 107 bytes, prefix included
 
@@ -33,25 +34,27 @@ class Address:
         if not separator or scheme not in SCHEMES:
             known = ", ".join(f"{name}://" for name in SCHEMES)
             raise ConfigError(f"address {text!r} begins with none of {known}", setting="address", value=text)
-        if scheme != "tcp":
+        if scheme not in _NETWORK:
             if not rest or len(rest.encode()) > _MAX_NAME:
                 raise ConfigError(f"{text!r} needs a name of 1 to {_MAX_NAME} bytes", setting="address", value=text)
             return cls(scheme, rest)
         host, separator, port = rest.rpartition(":")
         if not separator or not host or not port.isdecimal() or int(port) > 65535:
-            raise ConfigError(f"{text!r} is not tcp://host:port with a port up to 65535", setting="address", value=text)
+            raise ConfigError(
+                f"{text!r} is not {scheme}://host:port with a port up to 65535", setting="address", value=text
+            )
         return cls(scheme, host.strip("[]"), int(port))
 
     def __str__(self) -> str:
-        if self.scheme != "tcp":
+        if self.is_local:
             return f"{self.scheme}://{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        return f"{self.scheme}://{host}:{self.port}"
 
     @property
     def is_local(self) -> bool:
         """True when both ends are on one machine and share its kernel's memory."""
-        return self.scheme != "tcp"
+        return self.scheme not in _NETWORK
 
     @property
     def is_wildcard(self) -> bool:
@@ -65,7 +68,7 @@ def listen(address: Address, setting: str) -> tuple[socket.socket, Address]:
     """
     sock = _socket(address)
     try:
-        if address.scheme == "tcp":
+        if not address.is_local:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(_sockaddr(address))
         sock.listen(_BACKLOG)
@@ -81,8 +84,8 @@ def listen(address: Address, setting: str) -> tuple[socket.socket, Address]:
         raise SystemCallFailed(
             f"cannot listen on {address}: {error.strerror}; check {setting}", errno=error.errno
         ) from error
-    if address.scheme == "tcp":
-        address = Address("tcp", address.host, sock.getsockname()[1])
+    if not address.is_local:
+        address = Address(address.scheme, address.host, sock.getsockname()[1])
     return sock, address
 
 

@@ -15,8 +15,8 @@ from poolweave.transfer.transports.inproc import Exchange
 class TransferConfig:
     """How one instance sends and receives. Raises ConfigError for settings out of range or transports unknown here.
 
-    `listen`: "shm", "tcp" (any free port of the loopback), "inproc", or whole addresses; several may be given.
-    `advertise`: the tcp://host:port by which peers reach this instance, where it differs from what it listens on.
+    `listen`: "shm", "tcp" or "nixl" (any free port of the loopback), "inproc", or whole addresses; may be several.
+    `advertise`: the tcp:// or nixl:// address by which peers reach this instance, where it listens on another.
     `secret`: authenticates all control frames; the same on all instances, or on none.
     `shard`: which part of a model this instance's pool holds, where it is cut over several; None: all of it.
     """
@@ -52,8 +52,8 @@ class TransferConfig:
             raise ConfigError(f"spin_s must lie in [0, 0.01] seconds, got {self.spin_s!r}", setting="spin_s")
         if self.secret is not None and len(self.secret) < 16:
             raise ConfigError(f"a secret needs at least 16 bytes, got {len(self.secret)}", setting="secret")
-        if self.advertise is not None and Address.parse(self.advertise).scheme != "tcp":
-            raise ConfigError("advertise is a tcp:// address", setting="advertise", value=self.advertise)
+        if self.advertise is not None and Address.parse(self.advertise).is_local:
+            raise ConfigError("advertise is a tcp:// or nixl:// address", setting="advertise", value=self.advertise)
 
     def doors(self, instance: str) -> tuple[Address, ...]:
         """The addresses to listen on, with shorthands written out."""
@@ -72,4 +72,4 @@ def _spell_out(text: str, instance: str) -> str:
         raise ConfigError(
             f"transport {text!r} is not available here; choose from {', '.join(SCHEMES)}", setting="listen", value=text
         )
-    return "tcp://127.0.0.1:0" if text == "tcp" else f"{text}://{instance}"
+    return f"{text}://{instance}" if text in ("inproc", "shm") else f"{text}://127.0.0.1:0"

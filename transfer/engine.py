@@ -56,6 +56,7 @@ class TransferEngine:
             leases=leases,
             limits=limits,
             shard=_shard(config, store),
+            data_address=self._data_address,
             exchange=config.exchange,
         )
         self._loop = Loop(f"poolweave-transfer-{instance}", self._tick, config.spin_s)
@@ -74,7 +75,6 @@ class TransferEngine:
             checksums=config.checksums,
             max_in_flight_bytes=config.max_in_flight_bytes,
             spin_s=config.spin_s,
-            data_address=self._data_address,
         )
         self._sender = Sender(self._home, store, self._loop, self._transports, settings)
         for door in self._doors:
@@ -92,7 +92,7 @@ class TransferEngine:
         return {door.address.scheme: self._advertised(door.address) for door in self._doors}
 
     def connect(self, peer: str, address: str | Sequence[str] | Mapping[str, str]) -> None:
-        """Know `peer` by its address, or by several, of which the first usable one is taken: inproc, shm, tcp.
+        """Know `peer` by its address, or by several, of which the first usable one is taken: inproc, shm, nixl, tcp.
 
         Dials at the first transfer. Raises ConfigError for addresses whose transport this instance does not listen on.
         """
@@ -208,7 +208,8 @@ class TransferEngine:
         return self._advertised(door.address)
 
     def _advertised(self, address: Address) -> str:
-        return self._config.advertise if address.scheme == "tcp" and self._config.advertise else str(address)
+        advertise = self._config.advertise
+        return advertise if advertise is not None and advertise.startswith(f"{address.scheme}:") else str(address)
 
 
 def _shard(config: TransferConfig, store: BlockStore) -> Shard:

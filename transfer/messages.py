@@ -54,7 +54,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     nonce: bytes
     fingerprint: str  # KVLayout.fingerprint() of the whole model
     scheme: str
-    data_address: str  # where the listening side opens data connections (tcp), else ""
+    data_address: str  # how the listening side reaches the data: an address (tcp), NIXL's metadata, or ""
     spaces: tuple[Space, ...]
     seat: Seat = (1, 1, 0, 0)
 

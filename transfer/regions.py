@@ -61,6 +61,7 @@ class OwnMemory(Memory):
     def __init__(self, layout: KVLayout, regions: Sequence[Region]) -> None:
         self.layout = layout
         self.spaces = tuple(space_of(layout, region) for region in regions)
+        self.bases = tuple(region.address for region in regions)
         self.fds = tuple(region.fd for region in regions)
         super().__init__(
             {

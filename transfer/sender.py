@@ -297,6 +297,7 @@ class Sender:
     # --- peers: hooks of the dialer, on the loop's thread --------------------------------------------------------
 
     def _hello(self, peer: Peer, link: Link) -> tuple[messages.Hello, Sequence[int]]:
+        data_address, fds = self._transports[peer.scheme].introduce(link.sock)
         hello = messages.Hello(
             instance=self._home.instance,
             epoch=self._home.epoch,
@@ -305,10 +306,10 @@ class Sender:
             fingerprint=self._home.shard.cut.layout.fingerprint(),
             seat=self._home.shard.seat,
             scheme=peer.scheme,
-            data_address=self._settings.data_address(link.sock) if peer.scheme == "tcp" else "",
+            data_address=data_address,
             spaces=self._home.memory.spaces,
         )
-        return hello, self._transports[peer.scheme].attachments()
+        return hello, fds
 
     def _on_ready(self, peer: Peer) -> None:
         self._pump(peer)

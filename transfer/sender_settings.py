@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderSettings:
-    """`data_address(socket)` is where a peer reached over that connection opens its data connections to us."""
+    """What a sender takes from its engine's settings."""
 
     lease_s: float
     checksums: bool
     max_in_flight_bytes: int
     spin_s: float
-    data_address: Callable[[socket.socket], str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +38,7 @@ class Home:
     leases: LeaseTable
     limits: Limits
     shard: Shard  # what the memory holds of the model
+    data_address: Callable[[socket.socket], str]  # where a peer reached over that connection finds our data plane
     exchange: object = None
 
 
@@ -83,8 +84,8 @@ class Source(Protocol):
 class Transport(Protocol):
     """One way to move bytes, for one engine."""
 
-    def attachments(self) -> tuple[int, ...]:
-        """Descriptors that go to a peer with our Hello: our tiers' memory in order, then the lease table."""
+    def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
+        """What a peer needs to reach our data plane: the text of Hello.data_address, and descriptors to send along."""
         ...
 
     def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> Source:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from ref_block_store import ReferenceStore
 
+from poolweave.errors import ConfigError
 from poolweave.transfer import Exchange, KVLayout, Shipment, TransferConfig, TransferEngine
+from poolweave.transfer.transports.nixl import load_nixl
 
 LAYOUT = KVLayout(num_layers=2, kv_heads=2, head_dim=8)
 _names = itertools.count()
@@ -67,6 +70,14 @@ class World:
             node.engine.check()
             node.store.check()
             node.store.close()
+
+
+def require_nixl() -> None:
+    """Skips the test where the package is not installed."""
+    try:
+        load_nixl()
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 def same_kv(a: Node, blocks: Any, b: Node, others: Any) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from ref_transfer_world import World
+from ref_transfer_world import World, require_nixl
 
 
-@pytest.fixture(params=["inproc", "shm", "tcp"])
+@pytest.fixture(params=["inproc", "shm", "nixl", "tcp"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "nixl":
+        require_nixl()
     one = World(request.param)
     yield one
     one.close()

@@ -18,6 +18,7 @@ from poolweave.errors import PeerLost, PoolweaveError, TransferFailed, TransferT
 from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
 from poolweave.transfer._native import Abort, Extents, Grid, Outcome, Pull, StreamServer, Tiers, Wire, pull_blocks
 from poolweave.transfer.transports.inproc import InprocSource
+from poolweave.transfer.transports.nixl import NixlSource
 from poolweave.transfer.transports.shm import MappedSource
 from poolweave.transfer.transports.tcp import TcpSource
 
@@ -31,7 +32,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
         self.open = threading.Event()
-        for kind in (MappedSource, InprocSource, TcpSource):
+        for kind in (MappedSource, InprocSource, NixlSource, TcpSource):
             monkeypatch.setattr(kind, "pull", self._held(kind.pull))
 
     def _held(self, pull: Callable[..., Outcome]) -> Callable[..., Outcome]:
@@ -106,6 +107,7 @@ def test_closing_either_side_in_the_middle_of_a_pull(world: World, gate: Gate) -
 
 def test_an_arrival_that_nobody_claims_goes_at_lease_end(world: World) -> None:
     a, b = world.pair()
+    a.engine.offer(b.name, a.shipment(1)).result(10)  # the connection is made
     a.engine.offer(b.name, a.shipment(2, tag=b"u", lease_s=0.1)).result(10)
     with pytest.raises(TransferTimeout):
         b.engine.receive(b"other", 1.0)  # waits past the lease

@@ -102,8 +102,8 @@ class InprocTransport:
         self._exchange = home.exchange
         self._exchange.join(home)
 
-    def attachments(self) -> tuple[int, ...]:
-        return ()
+    def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
+        return "", ()
 
     def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> InprocSource:
         for fd in fds:

@@ -59,8 +59,8 @@ class ShmTransport:
                 "this pool's memory cannot be mapped by other processes: listen on tcp or inproc", setting="listen"
             )
 
-    def attachments(self) -> tuple[int, ...]:
-        return *self._home.memory.fds, self._home.leases.fd
+    def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
+        return "", (*self._home.memory.fds, self._home.leases.fd)
 
     def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> MappedSource:
         if len(fds) != len(hello.spaces) + 1:

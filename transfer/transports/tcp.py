@@ -142,8 +142,8 @@ class TcpTransport:
         self._home = home
         self._server = StreamServer(home.limits.stall_s, _IDLE_S)
 
-    def attachments(self) -> tuple[int, ...]:
-        return ()
+    def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
+        return self._home.data_address(connection), ()
 
     def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> TcpSource:
         for fd in fds:
