@@ -79,9 +79,10 @@ class EtcdRegistry:
     @_reached
     def join(self, message: Join) -> Admitted | Refused:
         key = self._key("members", message.name)
-        held = self._leases.get((message.name, message.epoch))
-        if held is None:
-            held = self._client.lease(math.ceil(self._config.ttl_s))
+        life = (message.name, message.epoch)
+        if life not in self._leases:  # kept before it is used: the answer to the transaction may get lost
+            self._leases[life] = self._client.lease(math.ceil(self._config.ttl_s))
+        held = self._leases[life]
         member = Member(name=message.name, epoch=message.epoch, role=message.role, addresses=message.addresses)
         put = {"key": key, "value": _base64(msgspec.json.encode(member)), "lease": held.id}
         result: Any = self._client.transaction(
@@ -93,11 +94,10 @@ class EtcdRegistry:
         )
         new = bool(result.get("succeeded", False))
         if not new and self._holder(result) != message.epoch:
-            held.revoke()
+            self._leases.pop(life).revoke()
             return Refused(
                 name=message.name, epoch=message.epoch, reason=Refusal.NAME_TAKEN, retry_after_s=self._config.suspect_s
             )
-        self._leases[message.name, message.epoch] = held
         configuration = self._configuration()
         return Admitted(name=message.name, epoch=message.epoch, new=new, configuration=configuration)
 
