@@ -30,7 +30,7 @@ def main() -> None:
 
 
 _EXTRAS = {
-    **dict.fromkeys(("typer", "rich", "fastapi", "uvicorn", "prometheus_client", "jinja2"), "serve"),
+    **dict.fromkeys(("typer", "rich", "fastapi", "uvicorn", "prometheus_client", "jinja2", "httpx"), "serve"),
     **dict.fromkeys(("torch", "transformers", "safetensors"), "engine"),
     "scipy": "plan",
     "etcd3gw": "etcd",
