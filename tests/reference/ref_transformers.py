@@ -21,6 +21,14 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 8,
          "num_experts_per_tok": 2},
     ),
+    "llama_mqa": ("LlamaConfig", {"intermediate_size": 128, "num_key_value_heads": 1}),
+    "deepseek": (
+        "DeepseekV2Config",
+        {"num_key_value_heads": 4, "intermediate_size": 128, "moe_intermediate_size": 32, "n_routed_experts": 4,
+         "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32,
+         "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 1,
+         "topk_group": 1, "topk_method": "greedy"},
+    ),
     "mixtral": ("MixtralConfig", {"intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }  # fmt: skip
 _SPECIAL = ("<pad>", "<s>", "<|im_start|>", "<|im_end|>")

@@ -53,7 +53,7 @@ class Prompt:
         def begin() -> Any:
             return ours.transfer(theirs.instance, blocks, tag=tag, num_tokens=length, growing=True)
 
-        return cls(ours, theirs, sequence, EarlyHandOver(ours, sequence, policy, cached, begin), tag)
+        return cls(ours, theirs, sequence, EarlyHandOver(ours, sequence, policy, range(cached), begin), tag)
 
     def compute(self, end: int, layers: range = range(6)) -> None:
         for layer in layers:

@@ -22,11 +22,12 @@ _log = logging.getLogger(__name__)
 class EarlyHandOver:
     """The LayerHook of one prompt at its prefill instance. Its owner calls take() or abandon() at the end.
 
-    `begin` opens the growing transfer, once the blocks are there. `cached` blocks come from the index, sealed.
+    `begin` opens the growing transfer of the prompt's blocks from `sealed.start` on, once they are there; those in
+    `sealed` come from the index.
     """
 
     def __init__(
-        self, pool: MemPool, sequence: Sequence, policy: HandOverPolicy, cached: int, begin: Callable[[], Transfer]
+        self, pool: MemPool, sequence: Sequence, policy: HandOverPolicy, sealed: range, begin: Callable[[], Transfer]
     ) -> None:
         self._pool = pool
         self._sequence = sequence
@@ -34,7 +35,8 @@ class EarlyHandOver:
         self._begin = begin
         self._transfer: Transfer | None = None
         self._over = False
-        self._whole = cached  # leading blocks all of whose layers are sealed
+        self._first = sealed.start  # block of the prompt with which the transfer begins
+        self._whole = sealed.stop  # leading blocks all of whose layers are sealed
         self._layers = 0  # sealed layers of the blocks of this chunk
         self._step = 1  # layers that go together in this chunk
         self._began = self._told_s = 0.0
@@ -81,7 +83,7 @@ class EarlyHandOver:
         began = time.perf_counter()
         self._pool.seal(sequence.blocks[self._whole : end], range(self._layers, layer + 1))
         assert self._transfer is not None
-        self._transfer.ready(layer + 1, end)
+        self._transfer.ready(layer + 1, end - self._first)
         self._layers = layer + 1
         self._told_s, self._num_told = self._told_s + time.perf_counter() - began, self._num_told + 1
         if self._layers == layout.num_layers:
@@ -91,8 +93,8 @@ class EarlyHandOver:
         """At the first layer of a chunk: choose the step. Chunks that others follow go whole: those hide them."""
         if self._transfer is None:
             self._transfer = self._begin()
-            if self._whole:
-                self._transfer.ready(num_blocks=self._whole)
+            if self._whole > self._first:
+                self._transfer.ready(num_blocks=self._whole - self._first)
         if self._transfer.done():
             raise self._transfer.exception() or ConfigError("it was cancelled", setting="growing")
         self._layers, self._began = 0, time.perf_counter()

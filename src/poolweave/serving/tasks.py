@@ -140,7 +140,7 @@ class PrefillTask(Task):
         sequence = super().begin()
         sequence.sampling = dataclasses.replace(self.job.sampling, max_new_tokens=1)
         if self._policy.is_early and self.job.sampling.max_new_tokens > 1:
-            cached = len(sequence.blocks)
+            cached = range(len(sequence.blocks))
             self._early = EarlyHandOver(self.pool, sequence, self._policy, cached, self._begin_early)
             sequence.hook = self._early
         return sequence
