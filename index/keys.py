@@ -17,6 +17,7 @@ from poolweave.types import TokenIds, UInt64Array, as_tokens
 BlockKeys: TypeAlias = "npt.NDArray[np.uint8]"  # [num_blocks, 16]
 
 NO_PARENT = bytes(16)
+_INT32 = np.dtype(np.int32)
 
 
 def block_keys(
@@ -28,10 +29,11 @@ def block_keys(
     is `parent`, else the identity's digest, else zeros. The same in every process and on every platform, from every
     form of tokens. Cost about 17 ns a block. Raises TypeError and ValueError as `as_tokens` does.
     """
-    array = as_tokens(tokens)
+    if not (isinstance(tokens, np.ndarray) and tokens.dtype is _INT32):
+        tokens = as_tokens(tokens)
     if parent is None:
         parent = NO_PARENT if identity is None else identity.digest
-    return chained_keys(array, block_tokens, parent)
+    return chained_keys(tokens, block_tokens, parent)
 
 
 def short_keys(keys: BlockKeys) -> UInt64Array:

@@ -110,7 +110,8 @@ class RadixIndex:
 
     def match_many(self, prompts: Sequence[TokenIds], ns: int = 0, *, touch: bool = True) -> list[Match]:
         """`match` for each prompt, in one call without the GIL."""
-        return self._tree.match_many([as_tokens(prompt) for prompt in prompts], ns, touch, self._now_ns())
+        ready = [p if isinstance(p, np.ndarray) and p.dtype is _INT32 else as_tokens(p) for p in prompts]
+        return self._tree.match_many(ready, ns, touch, self._now_ns())
 
     def delete(self, tokens: TokenIds, ns: int = 0, *, filter: EvictFilter | None = None) -> UInt64Array:
         """Give up the blocks of this prompt, from its end upward while no other prompt runs through them.

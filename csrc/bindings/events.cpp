@@ -14,6 +14,7 @@
 #include "core/chained_keys.hpp"
 #include "core/error.hpp"
 #include "core/event_index.hpp"
+#include "core/radix_tree.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,6 +45,7 @@ nb::object keys(nb::handle array, std::size_t block_tokens, const nb::bytes& par
     std::vector<std::uint8_t> bytes(count * sizeof(BlockKey));
     const std::span<BlockKey> out(reinterpret_cast<BlockKey*>(bytes.data()), count);
     without_gil(tokens.span().size() > kLongPrompt, [&] {
+        require_tokens(tokens.span());
         chained_keys(tokens.span(), block_tokens, first, out);
         return 0;
     });

@@ -75,6 +75,9 @@ def test_less_than_a_block_has_no_key() -> None:
         block_keys(TOKENS, 0)
     with pytest.raises(TypeError):
         block_keys([True] * 16)
+    for form in ([-1] * 16, np.full(16, -1, np.int32), np.ones((2, 16), np.int32)):
+        with pytest.raises(ValueError):  # noqa: PT011
+            block_keys(form)
 
 
 @pytest.mark.multiproc
