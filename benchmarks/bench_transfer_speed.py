@@ -2,7 +2,7 @@
 
 MemServe Fig. 11: discrete against aggregated blocks. a: 128 blocks of Llama-2-13B as 10,240 small ones of 160 KiB;
 b: as 128 of 12.5 MiB; c: one block of 1.56 GiB. All at random places, destination resident, mapping populated unless
-"cold". `python benchmarks/bench_transfer_speed.py [--smoke] [shm|tcp ...]`; one JSON line a point.
+"cold". `python benchmarks/bench_transfer_speed.py [--smoke] [shm|tcp ...] [a|b|c ...]`; one JSON line a point.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ def measure(mode: str, transport: str, checksums: bool, threads: int) -> None:
 
 def main() -> None:
     asked = [one for one in sys.argv[1:] if one in ("shm", "tcp")] or ["shm", "tcp"]
+    modes = [one for one in sys.argv[1:] if one in ("a", "b", "c")] or ["a", "b", "c"]
     for transport in asked:
-        for mode in "abc":
+        for mode in modes:
             for checksums, threads in ((False, 1), (False, 2), (True, 1)):
                 measure(mode, transport, checksums, threads)
 

@@ -19,6 +19,7 @@ from ref_block_store import ReferenceStore
 
 from poolweave.errors import PoolweaveError
 from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
+from poolweave.transfer.transports.nixl import NixlSource
 from poolweave.transfer.transports.shm import MappedSource
 from poolweave.transfer.transports.tcp import TcpSource
 
@@ -78,7 +79,7 @@ def say(**answer: Any) -> None:
 
 
 def hold_pulls() -> None:
-    for kind in (MappedSource, TcpSource):
+    for kind in (MappedSource, NixlSource, TcpSource):
 
         def held(source: Any, slice_: Any) -> Any:
             say(event="pulling")

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from ref_transfer_peer import LARGE, PeerProcess, usage
-from ref_transfer_world import Node, World
+from ref_transfer_world import Node, World, require_nixl
 
 from poolweave.errors import PeerLost, StaleEpoch, TransferFailed
 from poolweave.transfer import Shipment
+from poolweave.transfer.transports.nixl import NixlSource
 from poolweave.transfer.transports.shm import MappedSource
 from poolweave.transfer.transports.tcp import TcpSource
 
@@ -31,16 +32,18 @@ def total(node: Node, blocks: Any) -> int:
     return int(sum(node.store.view(one).astype(np.int64).sum() for one in blocks.tolist()))
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "nixl", "tcp"])
 def survivor(request: pytest.FixtureRequest) -> Iterator[Node]:
     """This process: the one that lives."""
+    if request.param == "nixl":
+        require_nixl()
     world = World(request.param)
     yield world.node(layout=LARGE, num_slots=64, stall_s=5.0)
     world.close()
 
 
 def start(survivor: Node, address: str | None = None) -> PeerProcess:
-    listen = address or ("tcp" if survivor.engine.address.startswith("tcp") else "shm")
+    listen = address or survivor.engine.address.partition(":")[0]
     parent = {"name": survivor.name, "address": survivor.engine.address}
     peer = PeerProcess(name=f"peer-of-{survivor.name}", parent=parent, listen=listen)
     survivor.engine.connect(f"peer-of-{survivor.name}", peer.address)
@@ -75,7 +78,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held, self.reached, self.go_on = threading.Event(), threading.Event(), threading.Event()
-        for kind in (MappedSource, TcpSource):
+        for kind in (MappedSource, NixlSource, TcpSource):
             monkeypatch.setattr(kind, "pull", self._gated(kind.pull))
 
     def _gated(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +127,7 @@ def test_sigkill_in_the_middle_of_transfers(survivor: Node, monkeypatch: pytest.
     address = None
     for cycle in range(cycles):
         peer = start(survivor, address)
-        address = peer.address if peer.address.startswith("tcp") else None
+        address = None if peer.address.startswith("shm") else peer.address
         exchange_both_ways(survivor, peer, f"{cycle}")
         if cycle % 2:
             kill_the_sender(survivor, peer, gate)
@@ -159,7 +162,7 @@ def test_a_reservation_of_an_earlier_life_is_stale(survivor: Node) -> None:
     peer = start(survivor)
     name = f"peer-of-{survivor.name}"
     dst = survivor.engine.reserve(name, 2)
-    address = peer.address if peer.address.startswith("tcp") else None
+    address = None if peer.address.startswith("shm") else peer.address
     peer.kill()
     peer = start(survivor, address)
     shipment = survivor.shipment(2, tag=b"s", dst=dst, on_demand=None)
