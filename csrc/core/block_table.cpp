@@ -12,12 +12,18 @@ constexpr std::uint32_t kMaxSlots = 1u << 30;     // what a place has bits for
 constexpr std::uint32_t kMaxLoans = (1u << 24) - 1;
 constexpr std::uint32_t kMaxLayers = 0xffff;
 
+// 1 to 2^31: as many generations are left before they wrap.
+std::uint32_t first_generation(std::uint64_t epoch) {
+    if (epoch == 0) return 1;
+    return static_cast<std::uint32_t>((epoch * 0x9E3779B97F4A7C15u) >> 33) + 1;
+}
+
 std::int64_t number(std::uint64_t value) { return static_cast<std::int64_t>(value); }
 
 }  // namespace
 
 BlockTable::BlockTable(std::array<std::uint32_t, kTiers> limits, std::uint64_t epoch, std::uint32_t num_layers)
-    : epoch_(epoch), num_layers_(num_layers), free_ids_(kNobody) {
+    : epoch_(epoch), num_layers_(num_layers), first_generation_(first_generation(epoch)), free_ids_(kNobody) {
     if (num_layers < 1 || num_layers > kMaxLayers) {
         throw Error(Code::kConfig, "a block has 1 to 65535 layers, got " + std::to_string(num_layers), {num_layers, kMaxLayers});
     }
@@ -297,7 +303,7 @@ void BlockTable::set_limit(unsigned tier, std::uint32_t limit) {
     Store& store = stores_.at(tier);
     const auto before = static_cast<std::uint32_t>(store.counts.limit);
     if (limit > store.slots.size()) {
-        blocks_.resize(blocks_.size() + limit - store.slots.size());
+        blocks_.resize(blocks_.size() + limit - store.slots.size(), Block{first_generation_});
         if (!layers_.empty()) layers_.resize(blocks_.size());
         if (!mirrors_.empty()) mirrors_.resize(blocks_.size(), kNobody);
         store.slots.resize(limit, {kNobody, 0});
@@ -394,6 +400,10 @@ void BlockTable::bad_handle(std::uint64_t handle) const {
     const bool live = id < fresh_ && blocks_[id].refs > 0;
     if (generation == 0 || generation > current || (generation == current && !live)) {
         throw Error(Code::kUnknownBlock, "handle " + std::to_string(handle) + " was never given out by this pool", {number(handle)});
+    }
+    if (generation < first_generation_) {
+        throw Error(Code::kStaleHandle, "handle " + std::to_string(handle) + " is another pool's, or of an earlier life of this one",
+                    {number(handle), number(generation), number(current)});
     }
     const std::string why = generation == current ? " has no reference left that is the caller's to use"
                                                   : " was freed: its block is in generation " + std::to_string(current);

@@ -1,6 +1,8 @@
 // Logical blocks: who refers to each, where it lies, what may be done with it. Knows no bytes.
 //
 // A handle is generation << 32 | id; a freed id gets the next generation, so an old handle is told from a live one.
+// Generations begin at a number drawn from the table's epoch, so that a bare handle of an earlier life of a pool, or of
+// another pool, fits this one's with a chance of 1 in 2^31 only.
 // References: the callers' own, one of the index, one a loan, one while moved. The slot of a block may change, its
 // handle never does. A place on loan that its block has left (a limbo slot) is free only when the loan ends.
 // Every call is atomic: it throws kUnknownBlock, kStaleHandle, ... before anything changed. Thread-safe.
@@ -206,6 +208,7 @@ class BlockTable {
 
     const std::uint64_t epoch_;
     const std::uint32_t num_layers_;
+    const std::uint32_t first_generation_;
     mutable std::mutex mutex_;
     std::array<Store, kTiers> stores_;
     std::vector<Block> blocks_;

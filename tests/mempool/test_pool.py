@@ -110,11 +110,34 @@ def test_wrong_sizes_and_devices_are_refused(layout: KVLayout) -> None:
 def test_another_pools_blocks_are_unknown(make_pool: MakePool) -> None:
     one, other = make_pool(4), make_pool(4)
     mine, theirs = one.alloc(2), other.alloc(2)
-    assert mine.array.tolist() == theirs.array.tolist()
+    assert set(mine.array.tolist()).isdisjoint(theirs.array.tolist())
     for call in (one.free, one.retain, one.seal, one.slots, one.tiers, one.swap_in):
         with pytest.raises(UnknownBlock, match="another pool"):
             call(theirs)
-    assert other.stats().tiers[Tier.HBM].active == 2
+    for call in (one.free, one.retain, one.seal, one.slots, one.tiers, one.swap_in):
+        with pytest.raises((UnknownBlock, StaleHandle), match="pool"):
+            call(theirs.array)  # bare handles say it too
+    assert other.stats().tiers[Tier.HBM].active == one.stats().tiers[Tier.HBM].active == 2
+
+
+def test_bare_handles_of_an_earlier_life_are_told_from_this_ones(layout: KVLayout) -> None:
+    def life() -> list[int]:
+        with MemPool(layout, instance="reborn", hbm="64KiB") as pool:
+            for handle in earlier:
+                for call in (pool.free, pool.retain, pool.seal, pool.tiers):
+                    with pytest.raises((UnknownBlock, StaleHandle)):
+                        call([handle])
+            blocks = pool.alloc(8)
+            for handle in earlier:
+                with pytest.raises((UnknownBlock, StaleHandle)):
+                    pool.free([handle])
+            pool.check()
+            return blocks.array.tolist()
+
+    earlier: list[int] = []
+    for _ in range(5):
+        earlier += life()
+    assert len(set(earlier)) == 40
 
 
 def test_double_free_raises_and_changes_nothing(make_pool: MakePool) -> None:
@@ -123,8 +146,8 @@ def test_double_free_raises_and_changes_nothing(make_pool: MakePool) -> None:
     pool.free(blocks[:1])
     with pytest.raises(StaleHandle) as error:
         pool.free(blocks)
-    assert error.value.generation == 1
-    assert error.value.current == 2
+    assert error.value.generation == blocks[0] >> 32
+    assert error.value.current == error.value.generation + 1
     assert pool.stats().tiers[Tier.HBM].active == 2
     again = pool.alloc(1)
     assert again[0] != blocks[0]
