@@ -21,6 +21,8 @@ from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Tra
 from poolweave.types import Role
 
 LEASE_S = 3.0
+# How a model's instances hand KV over and keep it; the others' choose by themselves.
+HAND_OVER = {"qwen3moe": ("by-layer", "layered"), "mixtral": ("by-request", "aggregated")}
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +46,11 @@ def settings(model_folder: Callable[[str], Path]) -> Callable[..., ClusterConfig
     numbers = itertools.count()
 
     def make(kind: str, *roles: Role, transport: Transport = "shm", hbm: str = "24MiB") -> ClusterConfig:
-        template = InstanceConfig(name="x", role=Role.PREFILL, model=str(model_folder(kind)), hbm=hbm, lease_s=LEASE_S)
+        granularity, kv_order = HAND_OVER.get(kind, ("auto", "aggregated"))
+        template = InstanceConfig(
+            name="x", role=Role.PREFILL, model=str(model_folder(kind)), hbm=hbm, lease_s=LEASE_S,
+            granularity=granularity, kv_order=kv_order,
+        )  # fmt: skip
         number = next(numbers)  # names are the whole machine's
         instances = tuple(
             replace(template, name=f"{role.value}-{os.getpid()}-{number}", role=role) for role in roles or tuple(Role)

@@ -250,17 +250,24 @@ class Street:
         self.a.store.close()
         self.b.store.close()
 
-    def send(self, tag: bytes = b"t") -> bool:
-        """True when it went well; then the bytes are checked. False for a typed error."""
-        shipment = self.a.shipment(3, tag=tag)
+    def send(self, tag: bytes = b"t", *, growing: bool = False) -> bool:
+        """True when it went well; then the bytes are checked. False for a typed error. `growing`: layer by layer."""
+        shipment = self.a.shipment(3, tag=tag, growing=growing)
         try:
-            self.a.engine.offer("b", shipment).result(10)
+            transfer = self.a.engine.offer("b", shipment)
+            for layer in range(LAYOUT.num_layers if growing else 0):
+                transfer.ready(layer + 1)
+            transfer.result(10)
         except TransferFailed as error:
             assert error.peer == "b"  # noqa: PT017
             return False
         with self.b.engine.receive(tag, 5) as got:
             assert same_kv(self.a, shipment.blocks, self.b, got.blocks)
         return True
+
+
+def _often(kind: str, offsets: int) -> Any:
+    return pytest.param(kind, offsets, marks=pytest.mark.slow)
 
 
 def _free_port() -> int:
@@ -274,14 +281,15 @@ def test_an_engine_works_through_one_byte_writes() -> None:
         assert street.send()
 
 
+@pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("kind", ["cut", "corrupt", "stall"])
-def test_faults_on_the_data_connection(kind: str) -> None:
+def test_faults_on_the_data_connection(kind: str, growing: bool) -> None:
     """The first data connection is faulty: that transfer fails in time, and the next one works over a new one."""
     offsets = [0, 60, 200, 5000] if kind != "stall" else [60, 5000]
     for after in offsets:
         with Street(data=Fault(kind, after, connections=1)) as street:
-            assert not street.send(b"1")
-            assert street.send(b"2")
+            assert not street.send(b"1", growing=growing)
+            assert street.send(b"2", growing=growing)
 
 
 @pytest.mark.parametrize("direction", ["control", "answers"])
@@ -300,6 +308,20 @@ def test_faults_on_the_control_connection(kind: str, direction: str) -> None:
                     went_well.append(street.send(str(next(tags)).encode()))
             assert went_well[-1]
             assert went_well.count(False) <= (1 if kind == "cut" else 12)
+
+
+@pytest.mark.parametrize("direction", ["control", "answers"])
+@pytest.mark.parametrize(("kind", "offsets"), [("cut", 5), ("corrupt", 2), _often("cut", 60), _often("corrupt", 40)])
+def test_faults_on_the_control_connection_of_growing_transfers(kind: str, offsets: int, direction: str) -> None:
+    """Wherever the fault falls, in an offer or between its stretches: a typed error, and a later transfer works."""
+    rng = random.Random(f"growing-{kind}-{direction}")
+    for after in sorted(rng.sample(range(560 if direction == "control" else 200), offsets)):
+        with Street(**{direction: Fault(kind, after, connections=1)}, lease_s=1.0) as street:  # type: ignore[arg-type]
+            tags = (str(number).encode() for number in range(20))
+            went_well = [street.send(next(tags), growing=True) for _ in range(2)]
+            while not went_well[-1]:  # a length swallows the answers behind it until so many bytes have come
+                went_well.append(street.send(next(tags), growing=True))
+            assert kind == "corrupt" or went_well.count(False) <= 1
 
 
 @pytest.mark.parametrize("direction", ["control", "answers"])

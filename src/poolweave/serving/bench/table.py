@@ -20,7 +20,7 @@ def print_study(study: Study, console: Console) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
     return table
@@ -49,7 +49,7 @@ def _key(point: LayoutPoint) -> tuple[str, int, int]:
 def _granularity(study: Study) -> Table:
     table = _table(
         f"From arrival to KV at the peer: {study.config.prompt_tokens} tokens, {study.config.layer_ms:g} ms a layer",
-        "transport", "granularity", "load", "steps", "calls", "mean ms", "P99", "after compute", "early",
+        "transport", "granularity", "load", "steps", "calls", "mean ms", "P99", "exposed", "early",
     )  # fmt: skip
     for point in study.granularity:
         table.add_row(
@@ -70,4 +70,5 @@ def _connections(study: Study) -> Table:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"
+    """Milliseconds, three digits of them."""
+    return f"{seconds * 1e3:#.3g}".rstrip(".")
