@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from poolweave.errors import ConfigError, InstanceClosed, OutOfBlocks, UnknownBlock
+from poolweave.errors import ConfigError, InstanceClosed, OutOfBlocks
 from poolweave.index import Identity
-from poolweave.mempool._native import BlockTable
 from poolweave.mempool.allocator import Allocator
 from poolweave.mempool.arena import Arena
 from poolweave.mempool.assembly import build_space
@@ -27,26 +25,25 @@ from poolweave.mempool.following import Following
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.links import Links
 from poolweave.mempool.name_lock import NameLock
+from poolweave.mempool.pool_parts import BlocksLike
+from poolweave.mempool.pool_tiers import PoolTiers
+from poolweave.mempool.pool_transfers import PoolTransfers
 from poolweave.mempool.quotas import NOBODY
-from poolweave.mempool.received import Received
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.resizer import Resizer
-from poolweave.mempool.space import DRAM, HBM
 from poolweave.mempool.stats import PoolStats
 from poolweave.mempool.store import PoolStore
 from poolweave.mempool.sweeper import Sweeper
 from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.mempool.write_through import WriteThrough
-from poolweave.transfer import KVLayout, Reservation, Shipment, Transfer
-from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens, parse_bytes
+from poolweave.transfer import KVLayout
+from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens
 
 if TYPE_CHECKING:
     from poolweave.index.events import KVEventPublisher
 
-BlocksLike: TypeAlias = "Blocks | UInt64Array | Sequence[int]"
 
-
-class MemPool:
+class MemPool(PoolTiers, PoolTransfers):
     """KV blocks over HBM and DRAM, an index from prompts to them, and transfers to other instances.
 
     Blocks are reference-counted: alloc() gives the caller one reference, match() gives one to its Hit, insert() adds
@@ -80,7 +77,7 @@ class MemPool:
         except BaseException:
             self._name.close()
             raise
-        self._table: BlockTable = self._space.table
+        self._table = self._space.table
         self._reclaimer = Reclaimer(self._space)
         self._resizer = Resizer(self._space, self._reclaimer)
         self._allocator = Allocator(self._space, self._reclaimer, self._resizer)
@@ -215,119 +212,7 @@ class MemPool:
         self._allocator.released(freed)
         return given
 
-    # --- tiers ----------------------------------------------------------------------------------------------
-
-    def swap_out(self, num_blocks: int) -> int:
-        """Move up to `num_blocks` historical blocks from HBM to DRAM, the coldest first. -> how many moved
-
-        Where DRAM is full, its own oldest are dropped for them. Handles stay. Raises ConfigError without a DRAM tier.
-        """
-        if not self._space.has_dram:
-            raise ConfigError("this pool has no DRAM tier; create it with dram=...", setting="dram", value=0)
-        with self._space.lock:
-            moved = self._reclaimer.demote(num_blocks)
-            self._space.counters["swapped_out"] += moved
-        self._allocator.released(moved)
-        return moved
-
-    def swap_in(self, blocks: BlocksLike) -> int:
-        """Bring those of `blocks` that lie in DRAM into HBM, all or none. Handles stay, rows change. -> how many moved
-
-        Raises OutOfBlocks when HBM has no room even after eviction.
-        """
-        handles = self._handles(blocks)
-        with self._space.lock:
-            self._table.retain(handles)
-            try:
-                away = np.unique(handles[self._space.locate(handles)[0] == Tier.DRAM.value])
-                while not self._space.move(away, HBM):
-                    tenant = self._reclaimer.make_room_for(away, HBM)
-                    if tenant is not None:
-                        raise self._allocator.refusal(len(away), Tier.HBM, tenant)
-                self._space.counters["swapped_in"] += len(away)
-            finally:
-                available = self._table.free(handles)
-        self._allocator.released(available)
-        return len(away)
-
-    def resize(self, *, hbm: int | str | None = None, dram: int | str | None = None) -> None:
-        """Change tiers while in use, up to the maximum they were made with. Growing is done at once.
-
-        Shrinking evicts and moves historical blocks, never live ones: while more live than the new size holds, nothing
-        is allocated, and what lies above it goes back as it is freed. Raises ConfigError.
-        """
-        sizes = ((HBM, "hbm", hbm), (DRAM, "dram", dram))
-        self._resizer.resize({number: parse_bytes(size, name) for number, name, size in sizes if size is not None})
-        self._allocator.released(1)
-
-    def trim(self) -> None:
-        """Give pages above the highest block in use back to the arenas that tiers share with others."""
-        self._resizer.trim()
-
-    # --- transfers ------------------------------------------------------------------------------------------
-
-    @property
-    def address(self) -> str:
-        """Where other instances reach this one: give it to their connect(). Listening begins at first use."""
-        return self._links.engine.address
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        """The same for all transports listened on, by transport."""
-        return self._links.engine.addresses
-
-    def connect(self, peer: str, address: str | Sequence[str] | Mapping[str, str]) -> None:
-        """Know the instance `peer` by its address(es); dials at the first transfer. Raises ConfigError."""
-        self._links.engine.connect(peer, address)
-
-    def disconnect(self, peer: str) -> None:
-        """Forget `peer`; what is on its way to it fails."""
-        self._links.engine.disconnect(peer)
-
-    def transfer(
-        self, peer: str, blocks: BlocksLike, *, tag: bytes, num_tokens: int | None = None,
-        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False, growing: bool = False,
-    ) -> Transfer:  # fmt: skip
-        """Send sealed blocks to `peer`, whose receive(tag) gets them. They stay lent until the Transfer is done.
-
-        `num_tokens` says how many tokens are valid (None: all). The receiver allocates in the tiers of `on_demand`, or
-        uses what `dst` set aside there. `private`: the copy is the receiver's alone, it will not offer it on.
-        `growing`: the blocks are still computed; Transfer.ready() says what is sealed, and that is pulled at once.
-        Raises UnknownPeer, NotSealed, DuplicateTransfer, ...; what happens later is told by the Transfer.
-        """
-        handles = self._handles(blocks)
-        return self._links.engine.offer(peer, Shipment(
-            blocks=handles, num_tokens=self._links.whole(handles, num_tokens), tag=tag, private=private,
-            on_demand=on_demand if dst is None else None, dst=dst, growing=growing,
-        ))  # fmt: skip
-
-    def transfer_with_insert(
-        self, peer: str, blocks: BlocksLike, tokens: TokenIds, ns: int | None = None, *, tag: bytes = b"",
-        dst: Reservation | None = None, on_demand: Tier | None = Tier.HBM, private: bool = False, growing: bool = False,
-    ) -> Transfer:  # fmt: skip
-        """Send the blocks of `tokens`, of which `peer` pulls what it lacks, and let it index them: one exchange.
-
-        `blocks` covers all of `tokens`; a partial last block travels and is not indexed. Else as transfer(); without a
-        tag nobody receives it, it is only indexed there.
-        """
-        handles = self._handles(blocks)
-        prompt, identity = self._links.prompt(as_tokens(tokens), handles, ns)
-        return self._links.engine.offer(peer, Shipment(
-            blocks=handles, num_tokens=len(prompt), tag=tag, tokens=prompt, identity=identity, insert=True,
-            private=private, on_demand=on_demand if dst is None else None, dst=dst, growing=growing,
-        ))  # fmt: skip
-
-    def receive(self, tag: bytes, timeout: float | None = None) -> Received:
-        """Wait for what was sent under `tag`. Close the result, best by `with`, or take() its blocks.
-
-        Raises TransferTimeout after `timeout` seconds, and what the transfer failed with. Unclaimed arrivals are
-        dropped when their lease ends.
-        """
-        return Received(self._links.engine.receive(tag, timeout), self._epoch)
-
-    def discard(self, tag: bytes) -> None:
-        """Nobody will receive `tag`: its blocks are freed, now or when it arrives within a lease. Does not wait."""
-        self._links.engine.discard(tag)
+    # --- transfers and events -------------------------------------------------------------------------------
 
     def follow(self, tag: bytes, timeout: float | None = None) -> Following:
         """Wait until the growing transfer `tag` begins, to read its blocks layer by layer while they come.
@@ -335,10 +220,6 @@ class MemPool:
         Close the result; receive() still hands over the whole. Raises TransferTimeout after `timeout` seconds.
         """
         return Following(self, self._links.engine.follow(tag, timeout), self._epoch)
-
-    def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
-        """Set blocks aside at `peer` for one transfer's `dst`; unused ones go back there when the lease ends."""
-        return self._links.engine.reserve(peer, num_blocks, tier, timeout)
 
     @property
     def events(self) -> KVEventPublisher | None:
@@ -403,13 +284,6 @@ class MemPool:
         except BaseException:
             self._allocator.free(handles)
             raise
-
-    def _handles(self, blocks: BlocksLike) -> UInt64Array:
-        if not isinstance(blocks, Blocks):
-            return Blocks.of(blocks).array
-        if blocks.owner != self._epoch and blocks.owner:
-            raise UnknownBlock("these blocks are another pool's; send them with transfer()")
-        return blocks.array
 
     def _number(self, tier: Tier) -> int:
         self._require_open()
