@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from poolweave.errors import ConfigError
 from poolweave.types import parse_bytes
 
-_MAX_ROWS, _MAX_RANKS = 16, 8  # of the native board
+_MAX_ROWS = 16  # of the native board
+MAX_RANKS = 8  # of it too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class EngineConfig:
     `in_flight` batches of a rank at once: 1 is no pipeline, 2 the paper's; `lowered`: workers hand batches on without
     the host. set_control changes both later. `cores`: the CPU of each attention rank's worker, then of each FFN
     rank's; None leaves them to the system. `max_waiting` requests queue for room, each for `deadline_s` at most.
+    `ffn_hosts`: `host:port` of FFN ranks on other hosts (ffn_host), the last of `ffn_ranks`; the others run here.
     `events`: stages that each worker's timeline keeps. `reuse`: whole KV blocks of requests that ended stay, to be
     matched by later ones, until their memory is needed.
     """
@@ -36,11 +38,12 @@ class EngineConfig:
     deadline_s: float = 60.0
     kernels: str = "auto"
     cores: tuple[int, ...] | None = None
+    ffn_hosts: tuple[str, ...] = ()
     events: int = 0
     reuse: bool = True
 
     def __post_init__(self) -> None:
-        limits = {"max_batch": _MAX_ROWS, "attention_ranks": _MAX_RANKS, "ffn_ranks": _MAX_RANKS}
+        limits = {"max_batch": _MAX_ROWS, "attention_ranks": MAX_RANKS, "ffn_ranks": MAX_RANKS}
         positive = ("max_models", "max_tokens", "max_hidden", "in_flight", "max_batch", "block_tokens")
         for name in (*positive, "attention_ranks", "ffn_ranks"):
             value, most = getattr(self, name), limits.get(name)
@@ -56,6 +59,11 @@ class EngineConfig:
             raise ConfigError(
                 f"cores names {len(self.cores)} CPUs, there are {workers} workers", setting="cores", value=self.cores
             )
+        if len(self.ffn_hosts) > self.ffn_ranks:
+            raise ConfigError(
+                f"ffn_hosts names {len(self.ffn_hosts)} of {self.ffn_ranks} FFN ranks", setting="ffn_hosts",
+                value=self.ffn_hosts, limit=self.ffn_ranks,
+            )  # fmt: skip
         self._check_budget()
 
     def _check_budget(self) -> None:
@@ -75,6 +83,15 @@ class EngineConfig:
         """Pages of KV on one attention rank."""
         budget = self.kv_budget[rank] if isinstance(self.kv_budget, tuple) else self.kv_budget
         return parse_bytes(budget, "kv_budget") // self.page_bytes
+
+    @property
+    def board_sizes(self) -> dict[str, int]:
+        """Of the native board, here and at other hosts."""
+        return {
+            "slots": self.slots, "max_rows": self.max_batch, "seats": self.seats, "max_tokens": self.max_tokens,
+            "block_tokens": self.block_tokens, "max_hidden": self.max_hidden, "models": self.max_models,
+            "events": self.events,
+        }  # fmt: skip
 
     @property
     def slots_per_rank(self) -> int:

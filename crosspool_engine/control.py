@@ -20,7 +20,7 @@ class SlotTurn(enum.IntEnum):
     READY = 1
     ATTENTION = 2
     HOST = 3
-    FFN = 4  # of rank 0; rank r's is FFN + r
+    FFN = 4  # of rank 0; rank r's is FFN + r, on its way to and from another host FFN + 8 + r
 
 
 class SeatFinish(enum.IntEnum):

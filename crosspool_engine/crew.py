@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from poolweave.crosspool_engine._native import Board
 from poolweave.crosspool_engine.config import EngineConfig
-from poolweave.crosspool_engine.worker_messages import Activate, Deactivate, WorkerSpec
+from poolweave.crosspool_engine.worker_messages import Activate, Deactivate, Remote, WorkerSpec
 from poolweave.crosspool_engine.worker_process import WorkerProcess
 from poolweave.errors import WorkerLost
 from poolweave.mempool import Arena
@@ -71,9 +71,11 @@ class Crew:
     def _start(self, place: int) -> WorkerProcess:
         config = self.config
         rank = place - config.attention_ranks
+        away = rank - (config.ffn_ranks - len(config.ffn_hosts))
         spec = WorkerSpec(
             rank=place if rank < 0 else rank, board_fd=self._board.fd, channel_fd=-1,
             arena_fds=self._arenas[place].descriptors if rank < 0 else None, block_tokens=config.block_tokens,
             kernels=config.kernels, core=None if config.cores is None else config.cores[place],
+            remote=Remote(config.ffn_hosts[away], config.board_sizes) if away >= 0 else None,
         )  # fmt: skip
         return WorkerProcess(f"attention-{place}" if rank < 0 else f"ffn-{rank}", spec)

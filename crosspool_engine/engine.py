@@ -49,13 +49,7 @@ class DecodeEngine:
         self.config = config
         self._clock = clock
         self._closed = False
-        self._board = Board.create(
-            {
-                "slots": config.slots, "max_rows": config.max_batch, "seats": config.seats,
-                "max_tokens": config.max_tokens, "block_tokens": config.block_tokens,
-                "max_hidden": config.max_hidden, "models": config.max_models, "events": config.events,
-            }
-        )  # fmt: skip
+        self._board = Board.create({**config.board_sizes})
         ranks = range(config.attention_ranks)
         arenas = [Arena(config.budget_pages(r) * config.page_bytes, page_bytes=config.page_bytes) for r in ranks]
         self._crew = Crew(config, self._board, arenas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from poolweave.crosspool_engine._native import Board
-from poolweave.crosspool_engine.config import EngineConfig
+from poolweave.crosspool_engine.config import MAX_RANKS, EngineConfig
 from poolweave.crosspool_engine.control import SeatFinish, SlotTurn
 from poolweave.crosspool_engine.running import Running
 from poolweave.crosspool_engine.served_model import ServedModel
@@ -89,5 +89,5 @@ class LoweredControl:
         if turn in (SlotTurn.IDLE, SlotTurn.HOST) or self._board.take(slot):
             return True
         if turn >= SlotTurn.FFN:
-            return self._config.attention_ranks + turn - SlotTurn.FFN in dead
+            return self._config.attention_ranks + (turn - SlotTurn.FFN) % MAX_RANKS in dead
         return slot // self._config.slots_per_rank in dead

@@ -33,6 +33,7 @@ from poolweave.crosspool_engine.worker_messages import (
     receive_order,
     send,
 )
+from poolweave.errors import PoolweaveError
 
 _log = logging.getLogger(__name__)
 
@@ -53,23 +54,36 @@ def main(argument: str) -> int:
     spec = msgspec.json.decode(argument, type=WorkerSpec)
     if spec.core is not None:
         os.sched_setaffinity(0, {spec.core})
-    from poolweave.crosspool_engine.models.halves import AttentionHalf, FfnHalf  # torch: seconds, and only here
-
     board = Board.attach(spec.board_fd)
     channel = Connection(spec.channel_fd)
-    half: Half = FfnHalf(board, spec) if spec.arena_fds is None else AttentionHalf(board, spec)
+    try:
+        half = _half(board, spec)
+    except PoolweaveError as error:
+        send(channel, Failed(type(error).__name__, str(error)))
+        return 1
     send(channel, Done())  # up, and ready for orders
     threading.Thread(target=_take_orders_then_exit, args=(half, channel), daemon=True).start()
     half.run()
     return 0
 
 
+def _half(board: Board, spec: WorkerSpec) -> Half:
+    if spec.remote is not None:
+        from poolweave.crosspool_engine.remote_half import RemoteHalf
+
+        return RemoteHalf(board, spec)
+    from poolweave.crosspool_engine.models.halves import AttentionHalf, FfnHalf  # torch: seconds, and only here
+
+    return FfnHalf(board, spec) if spec.arena_fds is None else AttentionHalf(board, spec)
+
+
 def _take_orders_then_exit(half: Half, channel: Connection) -> None:
-    _take_orders(half, channel)
+    take_orders(half, channel)
     os._exit(0)  # the host is gone: the native loop has nobody to work for
 
 
-def _take_orders(half: Half, channel: Connection) -> None:
+def take_orders(half: Half, channel: Connection) -> None:
+    """Carry out what comes until the host is gone."""
     while True:
         try:
             order = receive_order(channel)

@@ -10,6 +10,9 @@ from typing import TypeAlias
 
 import msgspec
 
+import poolweave.errors
+from poolweave.errors import PoolweaveError
+
 
 class Activate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Load this worker's half of the model in `path` and serve it as number `index` of the board."""
@@ -70,6 +73,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 Answer: TypeAlias = Done | Failed
 
 
+class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an FFN rank is served on another host, and the sizes of the board for its end."""
+
+    address: str
+    sizes: dict[str, int]
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a worker process starts; descriptors are inherited. `arena_fds`: of an attention rank's KV, None for FFN."""
 
@@ -80,6 +90,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: int
     kernels: str = "auto"
     core: int | None = None  # the CPU it is pinned to
+    remote: Remote | None = None
 
 
 _orders = msgspec.json.Decoder(Order)
@@ -96,3 +107,13 @@ def receive_order(channel: Connection) -> Order:
 
 def receive_answer(channel: Connection) -> Answer:
     return _answers.decode(channel.recv_bytes())
+
+
+def values_of(worker: str, answer: Answer) -> tuple[int, ...]:
+    """What an order gave. Raises what the worker raised, as far as it is one of ours."""
+    if isinstance(answer, Done):
+        return answer.values
+    kind = getattr(poolweave.errors, answer.kind, None)
+    if isinstance(kind, type) and issubclass(kind, PoolweaveError):
+        raise kind(f"worker {worker}: {answer.message}")
+    raise PoolweaveError(f"worker {worker}: {answer.kind}: {answer.message}")

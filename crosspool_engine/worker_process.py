@@ -11,9 +11,8 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-import poolweave.errors
-from poolweave.crosspool_engine.worker_messages import Done, Failed, Order, WorkerSpec, receive_answer, send
-from poolweave.errors import PoolweaveError, WorkerLost
+from poolweave.crosspool_engine.worker_messages import Order, WorkerSpec, receive_answer, send, values_of
+from poolweave.errors import WorkerLost
 
 _START_S = 300.0  # importing torch on a busy machine
 _END_S = 10.0
@@ -120,13 +119,4 @@ class WorkerProcess:
             answer = receive_answer(self.channel)
         except (EOFError, OSError) as error:
             raise self.lost() from error
-        if isinstance(answer, Done):
-            return answer.values
-        raise _as_error(self.name, answer)
-
-
-def _as_error(worker: str, answer: Failed) -> PoolweaveError:
-    kind = getattr(poolweave.errors, answer.kind, None)
-    if isinstance(kind, type) and issubclass(kind, PoolweaveError):
-        return kind(f"worker {worker}: {answer.message}")
-    return PoolweaveError(f"worker {worker}: {answer.kind}: {answer.message}")
+        return values_of(self.name, answer)

@@ -11,6 +11,7 @@
 #include "core/decode/attention_worker.hpp"
 #include "core/decode/board.hpp"
 #include "core/decode/ffn_worker.hpp"
+#include "core/decode/hidden_link.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -152,8 +153,22 @@ void register_board(nb::module_& m) {
 
 }  // namespace
 
+void register_link(nb::module_& m) {
+    using decode::HiddenLink;
+    const auto released = nb::call_guard<nb::gil_scoped_release>();
+    nb::class_<HiddenLink>(m, "HiddenLink", "Slots of one FFN rank over a connected socket, which the link owns.")
+        .def("__init__", [](HiddenLink* self, const Board& board, int fd, int rank, bool at_ffn) {
+            new (self) HiddenLink(board, fd, rank, at_ffn ? decode::LinkEnd::kFfn : decode::LinkEnd::kAttention);
+        }, "board"_a, "fd"_a, "rank"_a, "at_ffn"_a, nb::keep_alive<1, 2>())
+        .def("send", &HiddenLink::send, released)
+        .def("receive", &HiddenLink::receive, released)
+        .def("step", &HiddenLink::step, "slot"_a, released)
+        .def("shut", &HiddenLink::shut);
+}
+
 void register_workers(nb::module_& m) {
     register_board(m);
+    register_link(m);
     using decode::AttentionWorker;
     using decode::FfnWorker;
     const auto released = nb::call_guard<nb::gil_scoped_release>();

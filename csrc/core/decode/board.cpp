@@ -156,6 +156,21 @@ void Board::record(std::size_t worker, std::int64_t slot, std::int64_t start_ns)
     count.store(number + 1, std::memory_order_release);
 }
 
+void Board::pass_on(std::int64_t index, int rank) const noexcept {
+    Slot& at = slot(index);
+    const int next = next_rank(model(at.model).owners[at.layer], rank);
+    at.ticket = next_ticket();
+    if (next >= 0) {
+        at.turn.store(turn_of_rank(next), std::memory_order_release);
+        header().ffn[next].ring();
+        return;
+    }
+    const std::int32_t attention = at.attention;
+    at.layer += 1;
+    at.turn.store(Turn::kAttention, std::memory_order_release);
+    header().attention[attention].ring();
+}
+
 std::chrono::microseconds Board::patience() const noexcept {
     for (std::uint32_t i = 0; i < shape().slots; ++i) {
         const Turn turn = slot(i).turn.load(std::memory_order_acquire);

@@ -36,6 +36,8 @@ inline int next_rank(Ranks ranks, int after) noexcept {
 }
 
 inline Turn turn_of_rank(int rank) noexcept { return static_cast<Turn>(static_cast<std::uint32_t>(Turn::kFfn) + rank); }
+// Sent to a rank on another host, and not back yet.
+inline Turn away_at_rank(int rank) noexcept { return turn_of_rank(static_cast<int>(kMaxRanks) + rank); }
 
 enum class Finish : std::uint32_t { kRunning, kStop, kLength, kBroken };
 
@@ -126,6 +128,8 @@ class Board {
     bool aborted() const noexcept { return header().abort.load(std::memory_order_acquire) != 0; }
     // Keep what worker (attention rank, or kMaxRanks + FFN rank) did in a slot from `start_ns` until now.
     void record(std::size_t worker, std::int64_t slot, std::int64_t start_ns) const noexcept;
+    // FFN rank `rank` is done with a slot: to the layer's next rank, or back to attention for the next layer.
+    void pass_on(std::int64_t slot, int rank) const noexcept;
     // Take a slot that is ready to start back for the host; false when it is not, or has just been started.
     bool take(std::int64_t slot) const noexcept;
     // How long a worker without work spins: long enough for another's stage while a batch is on its way, else hardly.

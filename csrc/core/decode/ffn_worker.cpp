@@ -51,18 +51,7 @@ bool FfnWorker::work() {
     }
     if (found < 0) return false;
     step(found);
-    Slot& slot = board_.slot(found);
-    const int next = next_rank(board_.model(slot.model).owners[slot.layer], rank_);
-    slot.ticket = board_.next_ticket();
-    if (next >= 0) {
-        slot.turn.store(turn_of_rank(next), std::memory_order_release);
-        board_.header().ffn[next].ring();
-        return true;
-    }
-    const std::int32_t attention = slot.attention;
-    slot.layer += 1;
-    slot.turn.store(Turn::kAttention, std::memory_order_release);
-    board_.header().attention[attention].ring();
+    board_.pass_on(found, rank_);
     return true;
 }
 
