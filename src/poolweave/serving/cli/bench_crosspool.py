@@ -37,5 +37,5 @@ def crosspool(
     write_chrome_trace(report.stages["both"], out / "timeline.trace.json")
     draw_ablation(report, out / "ablation.png")
     draw_timeline(report, out / "timeline.png")
-    print_ablation(report, Console())
+    print_ablation(report, Console(width=max(100, Console().width)))
     typer.echo(f"Written to {out}: ablation.json, ablation.png, timeline.png, timeline.trace.json (ui.perfetto.dev)")
