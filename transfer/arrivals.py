@@ -18,6 +18,8 @@ from sortedcontainers import SortedDict
 from poolweave.errors import DuplicateTransfer, InstanceClosed, PoolweaveError, TransferFailed, TransferTimeout
 from poolweave.transfer.shipment import Arrival
 
+ERROR_KEPT_S = 5.0  # at least, for a receive() that comes later
+
 
 @dataclass(slots=True, eq=False)
 class _Entry:
@@ -237,6 +239,8 @@ class ArrivalBook:
             waiter.entry = entry
             waiter.gate.release()
             return
+        if entry.error is not None:  # a lease that ended is why it failed: its receiver shall hear of that
+            entry.deadline = max(entry.deadline, self._clock() + ERROR_KEPT_S)
         entry.serial = next(self._serial)
         self._deadlines[entry.deadline, entry.serial] = entry
 

@@ -20,7 +20,7 @@ from poolweave.errors import (
     TransferTimeout,
 )
 from poolweave.transfer import Arrival
-from poolweave.transfer.arrivals import ArrivalBook
+from poolweave.transfer.arrivals import ERROR_KEPT_S, ArrivalBook
 from poolweave.types import UInt64Array
 
 TAGS = st.sampled_from([b"1", b"2", b"3"])
@@ -76,14 +76,14 @@ class Arrivals(RuleBasedStateMachine):
         owner, deadline, state = self.state.get(tag, (None, 0.0, "absent"))
         self.book.fail(tag, owner, TransferFailed("x"))
         if state == "pulled":
-            self.state[tag] = (owner, deadline, "failed")
+            self.state[tag] = (owner, max(deadline, self.now + ERROR_KEPT_S), "failed")
 
     @rule(tag=TAGS)
     def withdraw(self, tag: bytes) -> None:
         owner, deadline, state = self.state.get(tag, (None, 0.0, "absent"))
         self.book.withdraw(tag, owner, TransferFailed("x"))
         if state in ("pulled", "here"):
-            self.state[tag] = (owner, deadline, "failed")
+            self.state[tag] = (owner, max(deadline, self.now + ERROR_KEPT_S), "failed")
 
     @rule(tag=TAGS, seconds=st.floats(0.1, 5))
     def discard(self, tag: bytes, seconds: float) -> None:
