@@ -85,7 +85,7 @@ class Holdings:
 
     def stored(self, name: str, event: StoredBlocks, ns: int = 0) -> int:
         """A KV event: blocks came. Returns those entered. Raises UnknownPeer, ConfigError for other block sizes."""
-        entered = self._feed(name, ns).stored(event)
+        entered = self._feed(name).stored(event, ns)
         self._judge(name)
         return entered
 
@@ -103,6 +103,11 @@ class Holdings:
         self._feed(name).lost()
         self._judge(name)
 
+    def regained_events(self, name: str) -> None:
+        """What was lost was told again. Raises UnknownPeer."""
+        self._feed(name).regained()
+        self._judge(name)
+
     def stats(self) -> dict[Role, PromptTreeStats]:
         """Counters of each tree."""
         return {role: tree.stats() for role, tree in self._trees.items()}
@@ -117,11 +122,11 @@ class Holdings:
         for tree in self._trees.values():
             tree.check()
 
-    def _feed(self, name: str, ns: int = 0) -> TreeFeed:
+    def _feed(self, name: str) -> TreeFeed:
         tree = self._trees[self._fleet.role(self._fleet.slots.slot(name))]
         feed = self._feeds.get(name)
         if feed is None:
-            feed = self._feeds[name] = TreeFeed(tree, name, ns)
+            feed = self._feeds[name] = TreeFeed(tree, name)
         return feed
 
     def _judge(self, name: str) -> None:

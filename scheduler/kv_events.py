@@ -43,8 +43,8 @@ class _Known:
 
 
 class TreeFeed:
-    """One instance's events into one tree, in one namespace. Remembers one small record a block it was told of, at
-    most `max_blocks`; what goes beyond is not credited."""
+    """One instance's events into one tree, in `ns` where an event's own is not given. Remembers one small record a
+    block it was told of, at most `max_blocks`; what goes beyond is not credited."""
 
     def __init__(self, tree: PromptTree, instance: str, ns: int = 0, *, max_blocks: int = 1 << 20) -> None:
         self._tree = tree
@@ -57,7 +57,7 @@ class TreeFeed:
     def __len__(self) -> int:
         return len(self._known)
 
-    def stored(self, event: StoredBlocks) -> int:
+    def stored(self, event: StoredBlocks, ns: int | None = None) -> int:
         """Returns our blocks that were entered. Raises ConfigError when the block sizes do not fit together."""
         size, ours = event.block_size, self._tree.block_tokens
         if size < 1 or size % ours:
@@ -72,7 +72,7 @@ class TreeFeed:
         if parent is _MISSING or len(event.token_ids) != len(hashes) * size:
             self.degraded = True
             return 0
-        keys = self._tree.keys(event.token_ids, self._ns, parent=parent)
+        keys = self._tree.keys(event.token_ids, self._ns if ns is None else ns, parent=parent)
         told = keys.tolist()
         per_block = size // ours
         for i, name in enumerate(hashes):
@@ -109,6 +109,10 @@ class TreeFeed:
     def lost(self) -> None:
         """Events were lost: removals may be among them."""
         self.degraded = True
+
+    def regained(self) -> None:
+        """What was lost was told again."""
+        self.degraded = False
 
     def _parent_of(self, event: StoredBlocks) -> Any:
         """The key before the event's blocks: None at a prompt's start, _MISSING where it is not known."""

@@ -15,7 +15,6 @@ from typing import Protocol
 import xxhash
 
 from poolweave.errors import EventsMalformed
-from poolweave.index._native import EventReport
 
 _REMEMBERED = 4096  # batches whose digests tell a repeat from a restart
 _REBUILD_AFTER = 10_000  # batches between two attempts of a partial source to become complete
@@ -28,10 +27,27 @@ class FeedState(enum.Enum):
     DEGRADED = "degraded"  # in doubt: credited with nothing
 
 
+class BatchReport(Protocol):
+    """What a batch did, as far as a feed asks; EventReport has more."""
+
+    @property
+    def clears(self) -> int: ...
+    @property
+    def orphans(self) -> int: ...
+    @property
+    def doubtful(self) -> int: ...
+    @property
+    def conflicts(self) -> int: ...
+    @property
+    def refused(self) -> int: ...
+    @property
+    def several_groups(self) -> bool: ...
+
+
 class FeedTarget(Protocol):
     """What a feed acts on: the holdings of one source."""
 
-    def apply(self, payload: bytes) -> EventReport: ...
+    def apply(self, payload: bytes) -> BatchReport: ...
     def clear(self) -> None: ...
     def set_trusted(self, trusted: bool) -> None: ...
 

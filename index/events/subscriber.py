@@ -9,12 +9,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from poolweave.errors import ConfigError
-from poolweave.index.events.event_index import EventIndex
 from poolweave.index.events.feed import EventFeed
 from poolweave.index.events.wire import decode_sequence, encode_sequence
 from poolweave.types import Tier
@@ -22,6 +22,13 @@ from poolweave.types import Tier
 _LOG = logging.getLogger(__name__)
 _MAX_BATCHES_A_TURN = 256  # of one source before the others have theirs
 _MAX_MESSAGE_BYTES = 256 << 20
+
+
+class SourceIndex(Protocol):
+    """Where batches end up: an EventIndex, or a scheduler's prompt trees."""
+
+    def add_source(self, name: str, *, can_replay: bool, counts_copies: bool, credited: Tier) -> EventFeed: ...
+    def drop_source(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -44,7 +51,7 @@ class KVEventSubscriber:
     """
 
     def __init__(
-        self, index: EventIndex, *, replay_timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self, index: SourceIndex, *, replay_timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._index = index
         self._replay_timeout_s = replay_timeout_s

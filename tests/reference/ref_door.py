@@ -31,13 +31,29 @@ class World:
         for number, role in enumerate(roles):
             self.add(f"{role.value}-{number}", role)
         settings = {"model": str(folder), "listen": "127.0.0.1:0", "membership": TIMES, **door}
-        self.door = DoorServer(DoorConfig(registry=self.coordinator.address, **settings))
-        self._threads.append(threading.Thread(target=self.door.serve, daemon=True))
-        self._threads[1].start()
+        self._config = DoorConfig(registry=self.coordinator.address, **settings)
         self.model = folder.name
-        self.client = httpx.Client(base_url=self.door.address, timeout=60)
+        self._open()
         self.headers = {"Authorization": f"Bearer {door['keys'][0].key}"} if door.get("keys") else {}
         until(lambda: self.usable == len(roles), "all instances are linked")
+
+    def _open(self) -> None:
+        self.door = DoorServer(self._config)
+        self._threads.append(threading.Thread(target=self.door.serve, daemon=True))
+        self._threads[1].start()
+        self.client = httpx.Client(base_url=self.door.address, timeout=60)
+
+    def _shut(self) -> None:
+        self.client.close()
+        self.door.stop()
+        self._threads.pop().join()
+        self.door.close()
+
+    def restart_door(self) -> None:
+        """Another door: it knows nothing of what the last one did."""
+        self._shut()
+        self._open()
+        until(lambda: self.usable == len(self.instances), "all instances are linked")
 
     @property
     def usable(self) -> int:
@@ -63,10 +79,7 @@ class World:
 
     def close(self) -> None:
         self.hold(open_=True)
-        self.client.close()
-        self.door.stop()
-        self._threads[1].join()
-        self.door.close()
+        self._shut()
         for thread in self.instances.values():
             thread.close()
         self.coordinator.stop()

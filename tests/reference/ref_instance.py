@@ -15,8 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from poolweave.errors import PoolweaveError
 from poolweave.index import Identity
+from poolweave.index.events import EventRecorder, KVEventPublisher
 from poolweave.serving.instance_config import InstanceConfig
 from poolweave.serving.instance_membership import InstanceMembership
 from poolweave.serving.messages import (
@@ -40,10 +43,12 @@ from poolweave.serving.messages import (
 )
 from poolweave.serving.rpc_server import Caller, RpcServer
 from poolweave.serving.service import run_process
+from poolweave.types import Tier
 
 BLOCK = 16
 FIRST = 40  # tokens of printable characters in the tests' tokenizer
 _SPAN = 50
+IDENTITY = Identity(model="fake")
 
 
 def next_token(tokens: list[int]) -> int:
@@ -87,6 +92,9 @@ class FakeInstance:
         self.failures: list[PoolweaveError] = []
         self._seen: list[tuple[bytes, list[int]]] = []
         self._membership: InstanceMembership | None = None
+        self.publisher = KVEventPublisher(BLOCK)
+        self._recorder = EventRecorder(self.publisher)
+        self._blocks = 0
         self.server = RpcServer(config.listen, secrets.randbits(62) | 1, name=config.name)
 
     @property
@@ -108,6 +116,15 @@ class FakeInstance:
         for cancelled in list(self.running.values()):
             cancelled.set()
         self.server.close()
+        self.publisher.close()
+
+    def hold(self, tokens: list[int], salt: bytes = b"") -> None:
+        """Say that these tokens' whole blocks are held, as a pool's index does."""
+        count = len(tokens) // BLOCK
+        payloads = np.arange(self._blocks, self._blocks + count, dtype=np.uint64)
+        self._blocks += count
+        digest = dataclasses.replace(IDENTITY, salt=salt).digest
+        self._recorder.stored(np.array(tokens[: count * BLOCK], np.int32), payloads, [Tier.HBM] * count, digest)
 
     def _handle(self, caller: Caller, request: Any) -> None:
         name = type(request).__name__
@@ -195,9 +212,18 @@ class FakeInstance:
 
     def _welcome(self) -> Welcome:
         return Welcome(
-            instance=self.config.name, role=self.config.role.value, pid=os.getpid(), identity=Identity(model="fake"),
-            block_tokens=BLOCK, block_bytes=1024, pool_blocks=10_000, max_positions=4096, addresses={},
-        )  # fmt: skip
+            instance=self.config.name,
+            role=self.config.role.value,
+            pid=os.getpid(),
+            identity=IDENTITY,
+            block_tokens=BLOCK,
+            block_bytes=1024,
+            pool_blocks=10_000,
+            max_positions=4096,
+            addresses={},
+            events=self.publisher.endpoint,
+            replay=self.publisher.replay_endpoint,
+        )
 
 
 class Thread:

@@ -137,3 +137,54 @@ def test_a_demo_whose_requests_fail_says_so_and_exits_with_1(tmp_path: Path) -> 
     found = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert not found["complete"]
     assert [row.get("answer_tokens") for row in found["requests"]] == [4, None]
+
+
+DEPLOYMENT = """
+[door]
+listen = "127.0.0.1:0"
+[[door.keys]]
+name = "a"
+key = "sk-secret"
+[[instances]]
+name = "one"
+role = "colocated"
+"""
+
+
+def test_config_show_prints_value_and_source_and_no_secret(tmp_path: Path) -> None:
+    """C35."""
+    file = tmp_path / "deployment.toml"
+    file.write_text(DEPLOYMENT)
+    assert run("config", "check", str(file)).stdout == f"{file} is a usable deployment file\n"
+    shown = run("config", "show", str(file), "--json")
+    rows = {row["setting"]: (row["value"], row["source"]) for row in json.loads(shown.stdout)}
+    assert rows["door.listen"] == ("127.0.0.1:0", "file")
+    assert rows["door.max_in_flight"] == (256, "default")
+    assert rows["instances[0].role"] == ("colocated", "file")
+    assert rows["membership.ttl_s"] == (10.0, "default")
+    assert "sk-secret" not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("restart = 3", "unknown key 'restart'; did you mean 'restart_s'?"),
+        ("[membership]\nheartbeat_s = 9.0", "heartbeat_s=9.0 must be positive and under a third of ttl_s=10.0"),
+        ("[door]\nmax_inflight = 3", "unknown key 'door.max_inflight'; did you mean 'max_in_flight'?"),
+    ],
+)
+def test_config_check_says_what_is_wrong_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+    """C32, C35."""
+    file = tmp_path / "deployment.toml"
+    file.write_text(f'{text}\n[[instances]]\nname = "one"\nrole = "colocated"\n')
+    result = run("config", "check", str(file))
+    assert result.returncode == 1
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_top_of_nobody_is_one_line() -> None:
+    result = run("top", "http://127.0.0.1:1", "--once")
+    assert result.returncode == 1
+    assert result.stderr.startswith("poolweave: PeerLost: http://127.0.0.1:1/deployment does not answer")
+    assert result.stderr.count("\n") == 1

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from poolweave.errors import RequestRefused
+from poolweave.index.events import PublisherConfig
 from poolweave.mempool import MemPool, PoolConfig
 from poolweave.serving.granularity import HandOverPolicy
 from poolweave.serving.instance_config import InstanceConfig
@@ -130,7 +131,7 @@ class Instance:
         self.stop()
 
     def _welcome(self) -> Welcome:
-        layout = self._pool.layout
+        layout, events = self._pool.layout, self._pool.events
         return Welcome(
             instance=self._config.name,
             role=self._config.role.value,
@@ -141,6 +142,8 @@ class Instance:
             pool_blocks=self._pool.stats().tiers[Tier.HBM].total,
             max_positions=self._model.max_positions,
             addresses=self._pool.addresses,
+            events=None if events is None else events.endpoint,
+            replay=None if events is None else events.replay_endpoint,
         )
 
     def _connect(self, caller: Caller, request: Connect) -> None:
@@ -188,10 +191,19 @@ class Instance:
 
 def _pool(config: InstanceConfig, model: LoadedModel) -> MemPool:
     transfer = TransferConfig(listen=("shm", "tcp"), lease_s=config.lease_s)
-    settings = PoolConfig(transfer=transfer)
+    events = (
+        None if config.registry is None else PublisherConfig(endpoint=_beside(config), replay_endpoint=_beside(config))
+    )
+    settings = PoolConfig(transfer=transfer, events=events)
     sizes = {"hbm": config.hbm, "dram": config.dram}
     layout = dataclasses.replace(model.layout, order=config.kv_order)
     return MemPool(layout, instance=config.name, device=config.device, config=settings, **sizes)
+
+
+def _beside(config: InstanceConfig) -> str:
+    """A free port where the control messages are taken: who reaches one reaches the other."""
+    host = config.listen.partition("://")[2].rpartition(":")[0]
+    return f"tcp://{host}:0" if config.listen.startswith("tcp://") else "tcp://127.0.0.1:0"
 
 
 def main(arguments: list[str] | None = None) -> int:

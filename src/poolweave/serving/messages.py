@@ -154,7 +154,10 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """`addresses`: where peers reach the pool, by transport. `identity`: whose KV it keeps, without a tenant's salt."""
+    """`addresses`: where peers reach the pool, by transport. `identity`: whose KV it keeps, without a tenant's salt.
+
+    `events`, `replay`: where its pool publishes KV events, and where they are asked for again; None: nowhere.
+    """
 
     instance: str
     role: str
@@ -165,6 +168,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pool_blocks: int
     max_positions: int
     addresses: dict[str, str]
+    events: str | None = None
+    replay: str | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

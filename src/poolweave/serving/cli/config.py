@@ -63,7 +63,7 @@ def _rows(value: Any, given: Any, path: str) -> Iterator[tuple[str, Any, str]]:
         for name, inner in value.items():
             known = given.get(name, _ABSENT) if isinstance(given, Mapping) else _ABSENT
             yield from _rows(inner, known, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+    elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
         for number, inner in enumerate(value):
             known = given[number] if isinstance(given, list) else _ABSENT
             yield from _rows(inner, known, f"{path}[{number}]")

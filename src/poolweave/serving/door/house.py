@@ -15,6 +15,7 @@ from poolweave.scheduler.routes import SchedulerConfig
 from poolweave.serving.door.config import DoorConfig
 from poolweave.serving.door.dispatch import Dispatcher
 from poolweave.serving.door.gate import Gate
+from poolweave.serving.door.kv_events import Listener
 from poolweave.serving.door.links import Linked, Links
 from poolweave.serving.door.metrics import Metrics
 from poolweave.serving.door.prompter import load_prompter
@@ -45,7 +46,8 @@ class House:
             ),
         )
         self.gate = Gate(config)
-        self.links = Links(self.scheduler)
+        self.listener = Listener(self.scheduler.holdings)
+        self.links = Links(self.scheduler, self.listener)
         self.dispatcher = Dispatcher(config, self.scheduler, self.links)
         self.metrics = Metrics(self.model)
         self.reception = Reception(self.prompter, self.model, self.links)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from poolweave.errors import PoolweaveError
 from poolweave.scheduler.configuration import Difference, Member
 from poolweave.scheduler.global_scheduler import GlobalScheduler
+from poolweave.serving.door.kv_events import Listener
 from poolweave.serving.door.link import InstanceLink
 from poolweave.serving.messages import Welcome
 from poolweave.types import Role
@@ -31,8 +32,9 @@ class Links:
     """Follows the membership on the event loop. A member is routable from its welcome on until its connection ends;
     while the registry still names it, it is called again and again."""
 
-    def __init__(self, scheduler: GlobalScheduler) -> None:
+    def __init__(self, scheduler: GlobalScheduler, listener: Listener) -> None:
         self._scheduler = scheduler
+        self._listener = listener
         self._members: dict[str, Member] = {}
         self._linked: dict[str, Linked] = {}
         self._calling: dict[str, asyncio.Task[None]] = {}
@@ -113,6 +115,7 @@ class Links:
         self._scheduler.update(Difference(joined=(self._members[link.name],)))
         room = welcome.pool_blocks * welcome.block_tokens
         self._scheduler.describe(link.name, kv_tokens=room, cache_tokens=room)
+        self._listener.connect(link.name, welcome)
         logger.info("%s (%s) can be used", link.name, welcome.role)
         self._notify()
 
@@ -123,7 +126,7 @@ class Links:
             return
         logger.warning("lost %s", link.name)
         del self._linked[link.name]
-        self._scheduler.remove(link.name)
+        self._forget(link.name)
         member = self._members.get(link.name)
         if member is not None:
             self._calling[link.name] = asyncio.create_task(self._call(member))
@@ -137,7 +140,12 @@ class Links:
         linked = self._linked.pop(name, None)
         if linked is not None:
             linked.link.close()
-            self._scheduler.remove(name)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """It holds nothing that could be used."""
+        self._listener.disconnect(name)
+        self._scheduler.remove(name)
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

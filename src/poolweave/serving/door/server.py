@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -96,15 +96,16 @@ class DoorServer:
             loop.call_soon_threadsafe(house.links.follow, difference)
 
         follower = Follower(registry, changed)
-        watching = asyncio.create_task(house.watch_pools())
+        watching = [asyncio.create_task(house.watch_pools()), asyncio.create_task(house.listener.run())]
         try:
             yield
         finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
             await asyncio.to_thread(follower.close)
             house.links.close()
+            house.listener.close()
 
 
 class _Server(uvicorn.Server):

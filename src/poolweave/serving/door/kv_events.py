@@ -1,0 +1,116 @@
+"""Instances' KV events into the scheduler's prompt trees: what they held before this door came, and what they evict."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from poolweave.errors import EventsMalformed, PoolweaveError
+from poolweave.index.events import EventFeed, KVEventSubscriber
+from poolweave.index.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
+from poolweave.scheduler.holdings import Holdings
+from poolweave.serving.messages import Welcome
+from poolweave.types import Tier
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+_decode = msgspec.msgpack.Decoder(tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared], Any]).decode
+
+
+class Listener:
+    """Hears the instances that publish. Used from one event loop, which `run` gives a little of its time."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._subscriber = KVEventSubscriber(_Sources(holdings))
+
+    def connect(self, name: str, welcome: Welcome) -> None:
+        """Hear an instance that the scheduler knows, from all that it holds now on."""
+        if welcome.events is None:
+            return
+        try:
+            self._subscriber.connect(name, welcome.events, welcome.replay)
+        except PoolweaveError as error:
+            logger.warning("%s is not heard: %s", name, error)
+
+    def disconnect(self, name: str) -> None:
+        """Harmless when it was not heard."""
+        self._subscriber.disconnect(name)
+
+    async def run(self) -> None:
+        """Take what came, again and again, until cancelled."""
+        while True:
+            self._subscriber.poll()
+            await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._subscriber.close()
+
+
+@dataclass(slots=True)
+class _Report:
+    """What an event feed asks of a batch; see EventReport. The trees judge doubts themselves."""
+
+    clears: int = 0
+    orphans: int = 0
+    doubtful: int = 0
+    conflicts: int = 0
+    refused: int = 0
+    several_groups: bool = False
+
+
+class _Sources:
+    """The trees as a subscriber sees them: a feed an instance."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+
+    def add_source(self, name: str, *, can_replay: bool, counts_copies: bool, credited: Tier) -> EventFeed:
+        return EventFeed(_Tree(name, self._holdings), can_replay=can_replay)
+
+    def drop_source(self, name: str) -> None:
+        """The scheduler forgets an instance that is gone by itself."""
+
+
+class _Tree:
+    """One instance's batches, event by event."""
+
+    def __init__(self, name: str, holdings: Holdings) -> None:
+        self._name = name
+        self._holdings = holdings
+
+    def apply(self, payload: bytes) -> _Report:
+        """Raises EventsMalformed; nothing of the batch was applied then."""
+        try:
+            _, events, _ = _decode(payload)
+        except msgspec.MsgspecError as error:
+            raise EventsMalformed(f"a batch of {self._name} cannot be read: {error}", offset=0) from error
+        report = _Report()
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._holdings.stored(self._name, event, self._namespace(event))
+            elif isinstance(event, BlockRemoved):
+                self._holdings.removed(self._name, event)
+            else:
+                self._holdings.cleared(self._name)
+                report.clears += 1
+        return report
+
+    def clear(self) -> None:
+        self._holdings.cleared(self._name)
+
+    def set_trusted(self, trusted: bool) -> None:
+        """In doubt, the trees credit it with less; what it said before stays believed."""
+        if trusted:
+            self._holdings.regained_events(self._name)
+        else:
+            self._holdings.lost_events(self._name)
+
+    def _namespace(self, event: BlockStored) -> int:
+        """A pool gives the digest of an identity other than its own default as the salt."""
+        return 0 if event.cache_salt is None else self._holdings.namespace_of(bytes.fromhex(event.cache_salt))

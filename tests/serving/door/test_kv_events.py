@@ -1,0 +1,60 @@
+"""C30: a door that has just started knows what instances hold, from themselves; and what they gave up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from ref_door import World
+from ref_instance import BLOCK, until
+
+from poolweave.serving.door.config import KeyConfig
+from poolweave.serving.door.reception import salt_of
+from poolweave.types import Role
+
+PROMPTS = [[10 + (n * 37 + at * at) % 80 for at in range(4 * BLOCK)] for n in range(50)]
+
+
+def hits(world: World) -> float:
+    return float(world.client.get("/deployment").json()["hit_ratio"])
+
+
+def believed(world: World, prompt: list[int], salt: bytes = b"") -> dict[str, int]:
+    """Blocks that the door's trees credit each colocated instance with."""
+    scheduler, links = world.door._house.scheduler, world.door._house.links
+    ns = world.door._house.dispatcher._namespace(salt)
+    slots = scheduler.fleet.of(Role.COLOCATED)
+    scores = scheduler.holdings.scores(scheduler.holdings.keys(prompt, ns), slots, Role.COLOCATED)
+    names = [scheduler.fleet.slots.name(int(slot)) for slot in slots]
+    assert set(names) == {linked.link.name for linked in links.linked}
+    return dict(zip(names, scores.tolist(), strict=True))
+
+
+def test_what_was_held_before_the_door_came_is_known_and_routed_by(make_world: Callable[..., World]) -> None:
+    """100 keys on two nodes: 50 prompts of four blocks, half of them on each."""
+    world = make_world(Role.COLOCATED, Role.COLOCATED)
+    names = sorted(world.instances)
+    for number, prompt in enumerate(PROMPTS):
+        world.instances[names[number % 2]].instance.hold(prompt)
+    world.restart_door()
+    for number, prompt in enumerate(PROMPTS):
+        until(lambda n=number, p=prompt: believed(world, p)[names[n % 2]] == 4, "it is known")  # type: ignore[misc]
+        assert believed(world, prompt)[names[1 - number % 2]] == 0
+    for number, prompt in enumerate(PROMPTS[:6]):
+        assert world.post(prompt=[*prompt, 11], max_tokens=1).status_code == 200
+        sent = {name: [seen[:-1] for _, seen in world.instances[name].instance._seen] for name in names}
+        (asked,) = (name for name in names if prompt in sent[name])
+        assert asked == names[number % 2]
+
+
+def test_evictions_and_tenants_are_told_apart(make_world: Callable[..., World]) -> None:
+    world = make_world(Role.COLOCATED)
+    instance = world.instances["colocated-0"].instance
+    mine = salt_of(KeyConfig(name="a", key="k"), "mine")
+    instance.hold(PROMPTS[0])
+    instance.hold(PROMPTS[1], mine)
+    until(lambda: believed(world, PROMPTS[0]) == {"colocated-0": 4}, "it is known")
+    until(lambda: believed(world, PROMPTS[1], mine) == {"colocated-0": 4}, "the tenant's is known")
+    assert believed(world, PROMPTS[0], mine) == believed(world, PROMPTS[1]) == {"colocated-0": 0}
+    instance._recorder.removed(np.array([2, 3], np.uint64))
+    until(lambda: believed(world, PROMPTS[0]) == {"colocated-0": 2}, "its end was given up")
