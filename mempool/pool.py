@@ -28,7 +28,6 @@ from poolweave.mempool.name_lock import NameLock
 from poolweave.mempool.pool_parts import BlocksLike
 from poolweave.mempool.pool_tiers import PoolTiers
 from poolweave.mempool.pool_transfers import PoolTransfers
-from poolweave.mempool.quotas import NOBODY
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.resizer import Resizer
 from poolweave.mempool.stats import PoolStats
@@ -110,13 +109,12 @@ class MemPool(PoolTiers, PoolTransfers):
         with the figures; AllocTimeout (also a TimeoutError) at the deadline. About 20 ns a block in batches of 128.
         `ns` says whose quota pays: a tenant that would pass it gives up history of its own, or QuotaExceeded is raised.
         """
-        tenant = self._catalogue.tenant(ns) if self._counted else NOBODY
-        if timeout is not None:
-            return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout, tenant), self._epoch)
+        if timeout is not None or self._counted:
+            return self._alloc_for(num_blocks, tier, timeout, self._catalogue.tenant(ns))
         if not 0 <= num_blocks <= self._most:
             self._allocator.require_possible(num_blocks, tier)
-        blocks = self._table.alloc_blocks(num_blocks, tier._value_, tenant)
-        return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier, tenant), self._epoch)
+        blocks = self._table.alloc_blocks(num_blocks, tier._value_)
+        return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
 
     async def alloc_async(
         self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None, ns: int | None = None
@@ -274,6 +272,11 @@ class MemPool(PoolTiers, PoolTransfers):
             warnings.warn(f"poolweave: pool {self.instance!r} was not closed", ResourceWarning, stacklevel=2)
 
     # --- private --------------------------------------------------------------------------------------------
+
+    def _alloc_for(self, num_blocks: int, tier: Tier, timeout: float | None, tenant: int) -> Blocks:
+        if timeout is not None:
+            return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout, tenant), self._epoch)
+        return Blocks(self._allocator.alloc(num_blocks, tier, tenant), self._epoch)
 
     def _promote(self, handles: UInt64Array) -> None:
         """Bring a hit's blocks into HBM if that can be; the references stay the caller's unless this raises."""

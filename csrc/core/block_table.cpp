@@ -485,10 +485,10 @@ void BlockTable::release(std::uint32_t id) {
     Block& b = blocks_[id];
     if (TenantCounts* tenant = tenant_at(tier_of(b), slot_of(b))) --tenant->blocks;
     release_slot(tier_of(b), slot_of(b));
-    drop_mirror(id);
+    if (!plain_) drop_mirror(id);
     if (++b.generation == 0) b.generation = 1;
     b.flags = 0;
-    if (!layers_.empty()) layers_[id] = 0;
+    if (!plain_ && !layers_.empty()) layers_[id] = 0;
     b.place = free_ids_;
     free_ids_ = id;
     --live_;

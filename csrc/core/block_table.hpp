@@ -164,9 +164,9 @@ class BlockTable {
     };
     struct Store {
         std::vector<Slot> slots;
-        std::vector<TenantId> tenants;  // whose each occupied slot is; empty while tenants are not counted
         SlotSet free;
         TierCounts counts;
+        std::vector<TenantId> tenants;  // whose each occupied slot is; empty while tenants are not counted
 
         // A lowered limit bounds what is used in all, also while blocks above it are still there.
         std::size_t room() const noexcept {
@@ -197,9 +197,18 @@ class BlockTable {
     std::size_t finish_move(Handles handles, unsigned tier, std::span<const std::int32_t> to, bool commit);
     void check_slots(unsigned tier) const;
     std::size_t alloc_room_locked(unsigned mask, TenantId tenant, std::array<std::size_t, kTiers>& room) const noexcept;
-    std::uint64_t room_locked(TenantId tenant, unsigned tier) const noexcept;
+    std::uint64_t room_locked(TenantId tenant, unsigned tier) const noexcept {
+        if (tenant == 0) [[likely]] return TenantCounts::kNoLimit;
+        const TenantCounts& counts = tenants_[tenant];
+        return counts.limit[tier] - std::min(counts.limit[tier], counts.used[tier]);
+    }
     bool charge_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
-    TenantCounts* tenant_at(unsigned tier, std::uint32_t slot) noexcept;
+    // Whose this slot is; nullptr for nobody's.
+    TenantCounts* tenant_at(unsigned tier, std::uint32_t slot) noexcept {
+        if (plain_ || tenants_.empty()) [[likely]] return nullptr;
+        const TenantId tenant = stores_[tier].tenants[slot];
+        return tenant == 0 ? nullptr : &tenants_[tenant];
+    }
     void check_tenants() const;
     bool is_mirror(unsigned tier, std::uint32_t slot) const noexcept;
     bool can_mirror(std::uint64_t handle) const noexcept;
@@ -210,15 +219,16 @@ class BlockTable {
     const std::uint32_t num_layers_;
     const std::uint32_t first_generation_;
     mutable std::mutex mutex_;
-    std::array<Store, kTiers> stores_;
-    std::vector<Block> blocks_;
-    std::vector<std::uint16_t> layers_;  // sealed ones of blocks that are not sealed; empty until somebody seals by layer
-    std::vector<TenantCounts> tenants_;  // by id; empty while they are not counted
-    std::vector<std::uint32_t> mirrors_;  // slots in kMirrorTier by id, kNobody: none; empty until there is one
-    std::uint32_t mirrors_end_ = 0;       // no mirror lies at or above this slot
+    bool plain_ = true;  // nobody sealed by layer, mirrored or counted tenants so far: one look instead of three
     std::uint32_t fresh_ = 0;  // ids from here on were never used
     std::uint32_t free_ids_;   // head of the list of freed ids
     std::uint64_t live_ = 0;
+    std::vector<Block> blocks_;
+    std::array<Store, kTiers> stores_;
+    std::vector<std::uint16_t> layers_;   // sealed ones of blocks that are not sealed; empty until somebody seals by layer
+    std::vector<TenantCounts> tenants_;   // by id; empty while they are not counted
+    std::vector<std::uint32_t> mirrors_;  // slots in kMirrorTier by id, kNobody: none; empty until there is one
+    std::uint32_t mirrors_end_ = 0;       // no mirror lies at or above this slot
 };
 
 // The table as the index sees it: which payloads of these tiers may go.

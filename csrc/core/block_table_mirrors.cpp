@@ -34,6 +34,7 @@ std::size_t BlockTable::begin_mirrors(Handles handles, std::span<std::uint64_t> 
 std::size_t BlockTable::end_mirrors(Handles chosen, std::span<const std::int32_t> to, bool commit) {
     const std::lock_guard lock(mutex_);
     Store& store = stores_[kMirrorTier];
+    plain_ = false;
     if (mirrors_.empty()) mirrors_.resize(blocks_.size(), kNobody);
     store.counts.reserved -= chosen.size();
     for (std::size_t i = 0; i < chosen.size(); ++i) {

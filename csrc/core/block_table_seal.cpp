@@ -26,6 +26,7 @@ void BlockTable::seal_layers(Handles handles, std::uint32_t first, std::uint32_t
         throw Error(Code::kConfig, "layer " + std::to_string(first) + " cannot be sealed before layer " + std::to_string(sealed),
                     {first, sealed});
     }
+    plain_ = false;
     if (layers_.empty()) layers_.resize(blocks_.size());
     for (const std::uint64_t handle : handles) {
         std::uint16_t& layers = layers_[id_of(handle)];

@@ -10,6 +10,7 @@ namespace poolweave {
 void BlockTable::set_tenants(std::size_t count) {
     const std::lock_guard lock(mutex_);
     if (tenants_.empty() && live_ > 0) throw Error(Code::kConfig, "tenants are counted from the first block on");
+    plain_ = false;
     tenants_.resize(std::max({tenants_.size(), count, std::size_t{1}}));
     for (Store& store : stores_) store.tenants.resize(store.slots.size());
 }
@@ -62,19 +63,6 @@ void BlockTable::fit_quotas(Handles handles, unsigned tier, std::span<std::uint8
         out[i] = tenant == 0 || tier_of(b) == tier || added[tenant] < room_locked(tenant, tier);
         if (tenant != 0) added[tenant] += out[i];
     }
-}
-
-// Whose this slot is; nullptr for nobody's.
-TenantCounts* BlockTable::tenant_at(unsigned tier, std::uint32_t slot) noexcept {
-    if (tenants_.empty()) [[likely]] return nullptr;
-    const TenantId tenant = stores_[tier].tenants[slot];
-    return tenant == 0 ? nullptr : &tenants_[tenant];
-}
-
-std::uint64_t BlockTable::room_locked(TenantId tenant, unsigned tier) const noexcept {
-    if (tenant == 0) [[likely]] return TenantCounts::kNoLimit;
-    const TenantCounts& counts = tenants_[tenant];
-    return counts.limit[tier] - std::min(counts.limit[tier], counts.used[tier]);
 }
 
 // Charge the targets of a move to the blocks' tenants; false, and no charge, when one's limit is in the way. A move within
