@@ -61,7 +61,7 @@ def executors(path: str, dtype: str, rounds: int) -> dict[str, float]:
     ffn = build_ffn_stack(load_ffn(path, dtype=dtype), transformers.AutoConfig.from_pretrained(path))
     layout = kv_layout(shape, dtype=dtype)
     blocks = layout.num_blocks(CONTEXT)
-    kv = KvView(layout.view(np.zeros(blocks * layout.block_bytes, np.uint8), blocks))
+    kv = KvView(layout.view(np.full(blocks * layout.block_bytes, 1, np.uint8), blocks))
     x = np.random.default_rng(0).standard_normal((1, shape.hidden)).astype(np.float32)
     residual, normed, out = x.copy(), np.empty_like(x), np.empty_like(x)
     table, position = np.arange(blocks, dtype=np.int32)[None], np.array([CONTEXT - 1], np.int32)
