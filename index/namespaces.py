@@ -36,6 +36,15 @@ class Namespaces:
                     self._assigned.add(ns)
         return ns
 
+    def require(self, ns: int) -> None:
+        """Raises ConfigError for a namespace that was never given out: it may become another identity's."""
+        if not 0 <= ns <= len(self._by_digest):
+            raise ConfigError(
+                f"namespace {ns} is not known here (0 to {len(self._by_digest)} are); get it from namespace(identity)",
+                setting="ns",
+                value=ns,
+            )
+
     def of_digest(self, digest: bytes) -> int:
         """Raises ConfigError for anything but the 16 bytes of `Identity.digest`."""
         ns = self._by_digest.get(digest)

@@ -90,8 +90,10 @@ class RadixIndex:
         they stay the caller's. `surplus` are those among them that differ from what the index holds. Under a byte cap
         older blocks make room (`evicted`), or fewer than all are taken (`num_tokens`); a time to live that is over
         adds to `evicted` too. Prompts of lower `priority` (0 to 7) are evicted first. Cost O(len(tokens)).
-        Raises ConfigError when the number of blocks is not that of the whole blocks of tokens.
+        Raises ConfigError when the number of blocks is not that of the whole blocks of tokens, and, as every call
+        with `ns`, for a namespace that `namespace()` did not give out.
         """
+        self._namespaces.require(ns)
         if not (isinstance(tokens, np.ndarray) and tokens.dtype is _INT32):
             tokens = as_tokens(tokens)
         if not (isinstance(blocks, np.ndarray) and blocks.dtype is _UINT64):
@@ -104,12 +106,14 @@ class RadixIndex:
         With `pin`, its blocks (and no others) are kept until the result is closed, best by `with`. `touch=False` does
         not count as a use. Cost O(matched tokens), about that of comparing them.
         """
+        self._namespaces.require(ns)
         if not (isinstance(tokens, np.ndarray) and tokens.dtype is _INT32):
             tokens = as_tokens(tokens)
         return self._tree.match(tokens, ns, pin, touch, self._now_ns())
 
     def match_many(self, prompts: Sequence[TokenIds], ns: int = 0, *, touch: bool = True) -> list[Match]:
         """`match` for each prompt, in one call without the GIL."""
+        self._namespaces.require(ns)
         ready = [p if isinstance(p, np.ndarray) and p.dtype is _INT32 else as_tokens(p) for p in prompts]
         return self._tree.match_many(ready, ns, touch, self._now_ns())
 
@@ -118,6 +122,7 @@ class RadixIndex:
 
         Blocks that are pinned, or that `filter` keeps, stay, and all above them. Returns what was given up.
         """
+        self._namespaces.require(ns)
         return self._tree.delete(as_tokens(tokens), ns, filter)
 
     def evict(

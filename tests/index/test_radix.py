@@ -330,3 +330,18 @@ def test_threads_match_while_one_writes() -> None:
         reader.join()
     assert not faults
     index.check()
+
+
+def test_a_namespace_that_was_not_given_out_is_refused() -> None:
+    """It may become another identity's, and its prompts would match there."""
+    index = RadixIndex()
+    for call in (
+        lambda: index.insert([1] * 16, [1], 2),
+        lambda: index.match([1] * 16, 2),
+        lambda: index.match_many([[1] * 16], 2),
+        lambda: index.delete([1] * 16, -1),
+    ):
+        with pytest.raises(ConfigError, match="namespace") as caught:
+            call()
+        assert caught.value.setting == "ns"
+    assert index.insert([1] * 16, [1], index.namespace(Identity(model="m"))).num_tokens == 16

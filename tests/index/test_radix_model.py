@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from ref_radix import Prefix, PrefixOracle
 
-from poolweave.index import Match, RadixIndex
+from poolweave.index import Identity, Match, RadixIndex
 
 BLOCK = 2
 # Few token values and short blocks: prompts share, split and extend one another all the time.
@@ -26,6 +26,7 @@ class RadixModel(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.index = RadixIndex(BLOCK, eviction=self.eviction)
+        assert self.index.namespace(Identity(model="m")) == 1  # 0 is nobody's
         self.oracle = PrefixOracle(BLOCK)
         self.payloads = count(1)
         self.held: list[tuple[Match, tuple[int, Prefix]]] = []
