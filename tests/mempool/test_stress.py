@@ -54,14 +54,14 @@ def test_c6_copies_that_fail_leave_nothing_behind(
 ) -> None:
     pool = make_pool(8, 8)
     rng = random.Random(6)
-    copy = pool._space._copy
+    copy = pool._space.copy
 
     def fail_sometimes(*arguments: Any) -> None:
         if rng.random() < 0.3:
             raise OSError("the backend failed")
         copy(*arguments)
 
-    monkeypatch.setattr(type(pool._space), "_copy", lambda self, *arguments: fail_sometimes(*arguments))
+    monkeypatch.setattr(type(pool._space), "copy", lambda self, *arguments: fail_sometimes(*arguments))
     blocks = remember(pool, list(range(32)))
     descriptors = len(os.listdir("/proc/self/fd"))
     failures = 0
