@@ -14,6 +14,7 @@ BENCHMARKS = sorted((Path(__file__).parents[2] / "benchmarks").glob("bench_*.py"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # some start an engine of processes that import torch
 @pytest.mark.parametrize("bench", BENCHMARKS, ids=lambda path: path.stem)
 def test_smoke_run_prints_json_lines(bench: Path, tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
