@@ -92,3 +92,16 @@ def test_a_deadline_is_504_and_cancels(make_world: Callable[..., World]) -> None
     answer = world.post(prompt=PROMPT, max_tokens=5)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
     until(lambda: world.log("Cancel"), "it is cancelled")
+
+
+def test_pools_get_to_know_the_other_phase_and_drop_who_is_gone(make_world: Callable[..., World]) -> None:
+    """What a dead peer had asked for is freed with its disconnection (tests/transfer)."""
+    world = make_world(Role.PREFILL, Role.DECODE, Role.COLOCATED)
+    pools = {name: thread.instance.pool for name, thread in world.instances.items()}
+    until(lambda: set(pools["prefill-0"].peers) == {"decode-1"}, "prefill knows decode")
+    until(lambda: set(pools["decode-1"].peers) == {"prefill-0"}, "decode knows prefill")
+    assert not pools["colocated-2"].peers
+    world.instances.pop("decode-1").close()
+    until(lambda: not pools["prefill-0"].peers, "prefill has dropped it")
+    world.add("decode-1", Role.DECODE)
+    until(lambda: set(pools["prefill-0"].peers) == {"decode-1"}, "its next life is known")

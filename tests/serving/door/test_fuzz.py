@@ -50,9 +50,9 @@ def ask(world: World, case: Any) -> httpx.Response:
 
 
 def test_no_request_is_a_500(world: World) -> None:
-    statuses = fuzz(world, 6)
-    assert statuses[200] > 3, "some were right"
-    assert statuses[400] > 3, "some were wrong"
+    statuses = fuzz(world, 3)
+    assert statuses[200] > 1, "some were right"
+    assert statuses[400] > 1, "some were wrong"
 
 
 @pytest.mark.slow
