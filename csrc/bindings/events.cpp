@@ -1,4 +1,4 @@
-// Binding of block keys and of the index that KV events feed; see csrc/core/{chained_keys,event_index}.hpp.
+// Binding of block keys and of the index that KV events feed; see csrc/core/{chained_keys,event_index,event_stream}.hpp.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -14,6 +14,7 @@
 #include "core/chained_keys.hpp"
 #include "core/error.hpp"
 #include "core/event_index.hpp"
+#include "core/event_stream.hpp"
 #include "core/radix_tree.hpp"
 
 namespace nb = nanobind;
@@ -95,6 +96,23 @@ void register_report(nb::module_& m) {
         .def_ro("nbytes", &EventIndexStats::nbytes);
 }
 
+void register_event_stream(nb::module_& m) {
+    nb::class_<EventStream>(m, "NativeEventStream", "One source's batches in order. One owner; the counters may be read by any thread.")
+        .def(nb::init<EventIndex&, std::uint32_t>(), "index"_a, "source"_a, nb::keep_alive<1, 2>())
+        .def("follow", [](EventStream& self, const nb::bytes& payload) {
+            const std::string_view raw = view(payload);
+            return without_gil(true, [&] { return self.follow(raw); });
+        }, "payload"_a, "Applies the next batch; None when all went as told. Raises EventsMalformed and then applies nothing.")
+        .def("followed", [](const EventStream& self, std::uint64_t sequence, const nb::bytes& payload) {
+            return self.followed(sequence, view(payload));
+        }, "sequence"_a, "payload"_a, "Whether the batch under this number was exactly this one, as far as it is remembered.")
+        .def("begin_anew", &EventStream::begin_anew, "sequence"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Forgets all that the source holds and told.")
+        .def("set_trusted", &EventStream::set_trusted, "trusted"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("next_sequence", &EventStream::next_sequence)
+        .def_prop_ro("num_batches", &EventStream::num_batches, "Those given to follow(), malformed ones too.");
+}
+
 }  // namespace
 
 void register_events(nb::module_& m) {
@@ -129,6 +147,7 @@ void register_events(nb::module_& m) {
         .def("stats", &EventIndex::stats, nb::call_guard<nb::gil_scoped_release>())
         .def("check", &EventIndex::check, nb::call_guard<nb::gil_scoped_release>(), "What is wrong; empty when nothing is.")
         .def_prop_ro("block_tokens", &EventIndex::block_tokens);
+    register_event_stream(m);
 }
 
 }  // namespace poolweave::bindings

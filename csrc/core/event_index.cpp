@@ -283,6 +283,7 @@ void EventIndex::store(std::uint32_t slot, const KvEvent& event, EventReport& re
     if (!event.parent) parent = root_of(event.scope);
     ++block(parent).refs;  // whatever happens below, it stays until the end of this call
     const BlockId start = parent;
+    for (std::size_t i = 0; i < std::min(count, kAhead); ++i) source.held.prefetch(event.hashes[i]);
     for (std::size_t i = 0; i < count; ++i) {
         if (i + kAhead < count) source.held.prefetch(event.hashes[i + kAhead]);
         const std::int32_t* tokens = event.tokens.data() + i * block_tokens_;

@@ -46,6 +46,9 @@ struct EventReport {
     std::uint64_t refused = 0;     // above max_blocks
     std::uint64_t clears = 0;      // AllBlocksCleared
     bool several_groups = false;   // the source keeps several cache groups: a block of one is not a prefix hit
+
+    // What was told fits what was known, and nothing was cleared.
+    bool uneventful() const noexcept { return (orphans | doubtful | conflicts | refused | clears) == 0 && !several_groups; }
 };
 
 // Consecutive blocks, the first after `parent` (none: it starts a prompt).

@@ -1,5 +1,6 @@
 """KV events: what instances hold, told and heard in the wire format of vLLM and SGLang."""
 
+from poolweave.index.events.batch_stream import TargetStream
 from poolweave.index.events.event_index import EventIndex, SourceStatus
 from poolweave.index.events.feed import EventFeed, FeedState
 from poolweave.index.events.publisher import KVEventPublisher, PublisherConfig
@@ -17,4 +18,5 @@ __all__ = [
     "PublisherConfig",
     "RecordedIndex",
     "SourceStatus",
+    "TargetStream",
 ]

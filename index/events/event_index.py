@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poolweave.errors import ConfigError
-from poolweave.index._native import EventIndexStats, EventReport, NativeEventIndex, kv_event_scope
+from poolweave.index._native import EventIndexStats, NativeEventIndex, NativeEventStream, kv_event_scope
 from poolweave.index.events.feed import EventFeed, FeedState
 from poolweave.index.events.wire import encode_extra_keys
 from poolweave.types import Tier, TokenIds, as_tokens
@@ -71,7 +71,7 @@ class EventIndex:
             slot = self._native.add_source(counts_copies, max_blocks, bits)
             self._slots[name] = slot
             self._names[slot] = name
-            feed = self._feeds[name] = EventFeed(_Holdings(self._native, slot), can_replay=can_replay)
+            feed = self._feeds[name] = EventFeed(NativeEventStream(self._native, slot), can_replay=can_replay)
         return feed
 
     def drop_source(self, name: str) -> None:
@@ -130,20 +130,3 @@ class EventIndex:
         """Assert every invariant. Cost O(index)."""
         fault = self._native.check()
         assert not fault, fault
-
-
-class _Holdings:
-    """One source's part of the native index, as a feed's target."""
-
-    def __init__(self, native: NativeEventIndex, slot: int) -> None:
-        self._native = native
-        self._slot = slot
-
-    def apply(self, payload: bytes) -> EventReport:
-        return self._native.apply(self._slot, payload)
-
-    def clear(self) -> None:
-        self._native.clear(self._slot)
-
-    def set_trusted(self, trusted: bool) -> None:
-        self._native.set_trusted(self._slot, trusted)

@@ -9,14 +9,11 @@ known: a source is only ever credited with less than it holds.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
-from typing import Protocol
-
-import xxhash
 
 from poolweave.errors import EventsMalformed
+from poolweave.index._native import NativeEventStream
+from poolweave.index.events.batch_stream import BatchReport, TargetStream
 
-_REMEMBERED = 4096  # batches whose digests tell a repeat from a restart
 _REBUILD_AFTER = 10_000  # batches between two attempts of a partial source to become complete
 
 
@@ -27,31 +24,6 @@ class FeedState(enum.Enum):
     DEGRADED = "degraded"  # in doubt: credited with nothing
 
 
-class BatchReport(Protocol):
-    """What a batch did, as far as a feed asks; EventReport has more."""
-
-    @property
-    def clears(self) -> int: ...
-    @property
-    def orphans(self) -> int: ...
-    @property
-    def doubtful(self) -> int: ...
-    @property
-    def conflicts(self) -> int: ...
-    @property
-    def refused(self) -> int: ...
-    @property
-    def several_groups(self) -> bool: ...
-
-
-class FeedTarget(Protocol):
-    """What a feed acts on: the holdings of one source."""
-
-    def apply(self, payload: bytes) -> BatchReport: ...
-    def clear(self) -> None: ...
-    def set_trusted(self, trusted: bool) -> None: ...
-
-
 class EventFeed:
     """Mutable, one owner, not thread-safe.
 
@@ -60,15 +32,15 @@ class EventFeed:
     `max_kept_bytes`. Without `can_replay` nothing is ever asked for, and a gap makes the source begin anew.
     """
 
-    def __init__(self, target: FeedTarget, *, can_replay: bool = True, max_kept_bytes: int = 256 << 20) -> None:
-        self._target = target
+    def __init__(
+        self, stream: NativeEventStream | TargetStream, *, can_replay: bool = True, max_kept_bytes: int = 256 << 20
+    ) -> None:
+        self._stream = stream  # the source's, of which nobody else feeds it
         self._can_replay = can_replay
         self._max_kept_bytes = max_kept_bytes
-        self._next = 0  # the sequence expected
         self._complete = True
         self._supported = True
         self._away = False
-        self._digests: OrderedDict[int, int] = OrderedDict()
         self._asked: int | None = None  # where the replay under way starts
         self._rebuilding = False
         self._rebuild_from = 0
@@ -76,7 +48,7 @@ class EventFeed:
         self._kept_bytes = 0
         self._newest = -1  # the last live batch kept
         self._torn = False  # what is kept contradicts itself
-        self.batches = self.gaps = self.repeats = self.restarts = self.malformed = 0
+        self.gaps = self.repeats = self.restarts = self.malformed = 0
 
     @property
     def state(self) -> FeedState:
@@ -87,8 +59,13 @@ class EventFeed:
         return FeedState.LIVE if self._complete else FeedState.PARTIAL
 
     @property
+    def batches(self) -> int:
+        """Those that were applied, or were malformed."""
+        return self._stream.num_batches
+
+    @property
     def next_sequence(self) -> int:
-        return self._next
+        return self._stream.next_sequence
 
     def receive(self, sequence: int, payload: bytes) -> int | None:
         """A batch as published."""
@@ -97,19 +74,20 @@ class EventFeed:
             self._newest = sequence
             self._keep(sequence, payload)
             return None
-        if sequence < self._next:
-            if self._digests.get(sequence) == _digest(payload):
+        expected = self._stream.next_sequence
+        if sequence < expected:
+            if self._stream.followed(sequence, payload):
                 self.repeats += 1
                 return None
             self.restarts += 1
-            self._begin_anew(0)
-        if sequence > self._next:
+            self._begin_anew(expected := 0)
+        if sequence > expected:
             self.gaps += 1
             self._keep(sequence, payload)
-            return self._ask(max(self._next - 1, 0))
+            return self._ask(self._last)
         was_complete = self._complete
         self._apply(payload)
-        if self._complete or not self._can_replay or not (was_complete or self._next >= self._rebuild_from):
+        if self._complete or not self._can_replay or not (was_complete or self.next_sequence >= self._rebuild_from):
             return None
         self._rebuilding = True
         return self._ask(0)
@@ -120,7 +98,7 @@ class EventFeed:
         if self.batches == 0 and not self._can_replay:
             self._set_trust()
             return None
-        return self._ask(max(self._next - 1, 0))
+        return self._ask(self._last)
 
     def disconnected(self) -> None:
         """The link was lost: the source is not credited until it is back."""
@@ -143,7 +121,7 @@ class EventFeed:
             self._asked = 0
             return 0
         batches = sorted(self._kept.items())
-        if self._next > 0 and not self._continues():
+        if self.next_sequence > 0 and not self._continues():
             self._begin_anew(0)  # another life of the source, or a gap too long ago to be filled
             if self._asked > 0:
                 self._asked = 0  # what came before is needed too
@@ -153,17 +131,22 @@ class EventFeed:
         self._settle(batches)
         return None
 
+    @property
+    def _last(self) -> int:
+        """The batch before the one that is expected: with it, a replay shows whether it continues what is known."""
+        return max(self.next_sequence - 1, 0)
+
     def _continues(self) -> bool:
         """The last batch that was applied is the one that the source has under its number."""
-        before = self._kept.get(self._next - 1)
-        return before is not None and self._digests.get(self._next - 1) == _digest(before)
+        before = self._kept.get(self._last)
+        return before is not None and self._stream.followed(self._last, before)
 
     def _ask(self, sequence: int) -> int | None:
         self._asked = sequence
         self._set_trust()
         if self._can_replay:
             return sequence
-        self._begin_anew(min(self._kept, default=self._next))
+        self._begin_anew(min(self._kept, default=self.next_sequence))
         self._settle(sorted(self._kept.items()))
         return None
 
@@ -172,21 +155,24 @@ class EventFeed:
         self._asked, self._rebuilding = None, False
         self._forget_kept()
         for sequence, payload in batches:
-            if sequence > self._next:
+            if sequence > self.next_sequence:
                 self._begin_anew(sequence)
-            if sequence == self._next:
+            if sequence == self.next_sequence:
                 self._apply(payload)
-        self._rebuild_from = self._next + _REBUILD_AFTER
+        self._rebuild_from = self.next_sequence + _REBUILD_AFTER
         self._set_trust()
 
     def _apply(self, payload: bytes) -> None:
-        self.batches += 1
         try:
-            report = self._target.apply(payload)
+            report = self._stream.follow(payload)
         except EventsMalformed:
             self.malformed += 1
-            self._begin_anew(self._next + 1)
+            self._begin_anew(self.next_sequence + 1)
             return
+        if report is not None:
+            self._look_at(report)
+
+    def _look_at(self, report: BatchReport) -> None:
         if report.clears:
             self._complete = True
         if report.orphans or report.doubtful or report.conflicts or report.refused:
@@ -194,18 +180,12 @@ class EventFeed:
         if report.several_groups:
             self._supported = False
             self._set_trust()
-        self._digests[self._next] = _digest(payload)
-        if len(self._digests) > _REMEMBERED:
-            self._digests.popitem(last=False)
-        self._next += 1
 
     def _set_trust(self) -> None:
-        self._target.set_trusted(self._asked is None and not self._away and self._supported)
+        self._stream.set_trusted(self._asked is None and not self._away and self._supported)
 
     def _begin_anew(self, sequence: int) -> None:
-        self._target.clear()
-        self._digests.clear()
-        self._next = sequence
+        self._stream.begin_anew(sequence)
         self._complete = sequence == 0
 
     def _keep(self, sequence: int, payload: bytes) -> None:
@@ -220,7 +200,3 @@ class EventFeed:
 
     def _forget_kept(self) -> None:
         self._kept, self._kept_bytes, self._newest, self._torn = {}, 0, -1, False
-
-
-def _digest(payload: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(payload)

@@ -703,6 +703,32 @@ class NativeEventIndex:
     @property
     def block_tokens(self) -> int: ...
 
+class NativeEventStream:
+    """
+    One source's batches in order. One owner; the counters may be read by any thread.
+    """
+
+    def __init__(self, index: NativeEventIndex, source: int) -> None: ...
+    def follow(self, payload: bytes) -> EventReport | None:
+        """
+        Applies the next batch; None when all went as told. Raises EventsMalformed and then applies nothing.
+        """
+
+    def followed(self, sequence: int, payload: bytes) -> bool:
+        """
+        Whether the batch under this number was exactly this one, as far as it is remembered.
+        """
+
+    def begin_anew(self, sequence: int) -> None:
+        """Forgets all that the source holds and told."""
+
+    def set_trusted(self, trusted: bool) -> None: ...
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def num_batches(self) -> int:
+        """Those given to follow(), malformed ones too."""
+
 class Grid:
     """Memory of one tier as slots x planes x rows, by strides."""
 

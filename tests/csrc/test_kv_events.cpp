@@ -6,6 +6,7 @@
 #include "check.hpp"
 #include "core/error.hpp"
 #include "core/event_index.hpp"
+#include "core/event_stream.hpp"
 #include "kv_event_bytes.hpp"
 
 using namespace poolweave;
@@ -157,6 +158,25 @@ void survives_any_bytes() {
     CHECK(f.index.stats().num_blocks == 3);
 }
 
+void streams_remember_the_last_batches() {
+    Fixture f;
+    EventStream stream(f.index, f.source);
+    const std::string first = batch({Stored{{10, 11}, {1, 2, 3, 4}}}), orphan = batch({Stored{{20}, {5, 300}, number(99)}});
+    CHECK(!stream.follow(first) && stream.next_sequence() == 1 && f.held(kPrompt) == 2);
+    CHECK(stream.followed(0, first) && !stream.followed(0, orphan) && !stream.followed(1, first));
+    CHECK_THROWS(stream.follow("\xc1"), Code::kMalformed);
+    CHECK(stream.next_sequence() == 1 && stream.num_batches() == 2 && f.held(kPrompt) == 2);
+    CHECK(stream.follow(orphan)->orphans == 1 && stream.follow(batch({cleared()}))->clears == 1);
+    for (std::uint64_t i = 3; i < 4100; ++i) CHECK(!stream.follow(batch({removed({i})})));
+    CHECK(!stream.followed(3, batch({removed({3})})) && stream.followed(4, batch({removed({4})})));
+    CHECK(stream.followed(4099, batch({removed({4099})})) && !stream.followed(4099, batch({removed({4098})})));
+    stream.begin_anew(7);
+    CHECK(stream.next_sequence() == 7 && !stream.followed(4099, batch({removed({4099})})) && f.index.num_held(f.source) == 0);
+    CHECK(!stream.follow(first) && stream.followed(7, first) && !stream.followed(6, first) && f.held(kPrompt) == 2);
+    stream.set_trusted(false);
+    CHECK(f.held(kPrompt) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -166,6 +186,7 @@ int main() {
     passes_over_what_is_no_prefix();
     bytes_hashes_and_many_sources();
     inventories_rebuild_the_same_index();
+    streams_remember_the_last_batches();
     survives_any_bytes();
     return 0;
 }

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from poolweave.errors import EventsMalformed, PoolweaveError
-from poolweave.index.events import EventFeed, KVEventSubscriber
+from poolweave.index.events import EventFeed, KVEventSubscriber, TargetStream
 from poolweave.index.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from poolweave.scheduler.holdings import Holdings
 from poolweave.serving.messages import Welcome
@@ -71,7 +71,7 @@ class _Sources:
         self._holdings = holdings
 
     def add_source(self, name: str, *, can_replay: bool, counts_copies: bool, credited: Tier) -> EventFeed:
-        return EventFeed(_Tree(name, self._holdings), can_replay=can_replay)
+        return EventFeed(TargetStream(_Tree(name, self._holdings)), can_replay=can_replay)
 
     def drop_source(self, name: str) -> None:
         """The scheduler forgets an instance that is gone by itself."""
