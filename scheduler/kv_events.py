@@ -11,6 +11,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from poolweave.errors import ConfigError
 from poolweave.scheduler.prompt_tree import PromptTree, Source
 
@@ -89,7 +91,7 @@ class TreeFeed:
 
     def removed(self, event: RemovedBlocks) -> int:
         """Returns the entries given up: those blocks of which no copy is left, and what continues them."""
-        given_up = 0
+        gone: list[int] = []
         for name in event.block_hashes:
             known = self._known.get(name)
             if known is None:  # stored while we were not listening: nothing was credited for it
@@ -97,8 +99,8 @@ class TreeFeed:
             known.copies -= 1
             if known.copies == 0:
                 del self._known[name]
-                given_up += self._tree.remove_key(known.first_key, self._instance)
-        return given_up
+                gone.append(known.first_key)
+        return self._tree.remove_keys(np.array(gone, np.uint64), self._instance)
 
     def cleared(self) -> None:
         """The instance holds nothing: after its own reset, or before it tells everything again."""

@@ -34,6 +34,8 @@ _NO_LIMIT = 2**32 - 1
 class Source(enum.Enum):
     """Who told that an instance holds a prefix."""
 
+    __hash__ = object.__hash__  # enum's own runs Python code at each look-up
+
     ROUTE = "route"  # inferred here: the prompt was sent to it and queues there
     RESPONSE = "response"  # inferred here: it answered this prompt, so it computed the KV
     EVENT = "event"  # the instance said so itself
@@ -139,12 +141,8 @@ class PromptTree:
 
     def remove_keys(self, keys: UInt64Array, instance: str) -> int:
         """`instance` gave these blocks up, and with each what continues it. Returns the entries given up."""
-        return sum(self.remove_key(key, instance) for key in keys.tolist())
-
-    def remove_key(self, key: int, instance: str) -> int:
-        """`instance` gave up this block and what continues it. Returns the entries given up."""
         slot = self.slots.get(instance)
-        return 0 if slot is None else self._native.remove(key, slot, self._clock())
+        return 0 if slot is None else self._native.remove(keys, slot, self._clock())
 
     def limit(self, instance: str, max_blocks: int | None) -> None:
         """`instance` has room for so many blocks: what it used longest ago is no longer believed once as many others

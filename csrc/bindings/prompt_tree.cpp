@@ -113,7 +113,13 @@ void register_prompt_tree(nb::module_& m) {
                 return self.insert(view(keys), slot, expiry, now, parent);
             },
             "keys"_a.noconvert(), "slot"_a, "expiry"_a, "now"_a, "parent"_a.none() = nb::none())
-        .def("remove", &PromptTree::remove, "key"_a, "slot"_a, "now"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "remove",
+            [](PromptTree& self, const Keys& keys, std::uint32_t slot, double now) {
+                const nb::gil_scoped_release release;
+                return self.remove(view(keys), slot, now);
+            },
+            "keys"_a.noconvert(), "slot"_a, "now"_a)
         .def(
             "match",
             [](PromptTree& self, const Keys& keys, double now, Scores scores) {

@@ -57,12 +57,15 @@ std::size_t PromptTree::insert(std::span<const std::uint64_t> keys, std::uint32_
     return still_held(keys, slot);
 }
 
-std::size_t PromptTree::remove(std::uint64_t key, std::uint32_t slot, double now) {
+std::size_t PromptTree::remove(std::span<const std::uint64_t> keys, std::uint32_t slot, double now) {
     const std::lock_guard lock(mutex_);
     ensure_instance(slot);
     now_ = std::max(now_, now);
-    const std::optional<Place> held = find_held(key, slot);
-    return held ? release(held->node, held->offset - 1, slot) : 0;
+    std::size_t given_up = 0;
+    for (const std::uint64_t key : keys) {
+        if (const std::optional<Place> held = find_held(key, slot)) given_up += release(held->node, held->offset - 1, slot);
+    }
+    return given_up;
 }
 
 std::size_t PromptTree::match(std::span<const std::uint64_t> keys, double now, std::span<std::int32_t> scores) {
@@ -251,10 +254,10 @@ std::optional<PromptTree::Place> PromptTree::find_held(std::uint64_t key, std::u
         Node& node = nodes_[i];
         const Hold* held = find_hold(node, slot);
         if (held == nullptr || !alive(*held)) return false;
-        const auto end = node.keys.begin() + static_cast<std::ptrdiff_t>(held->blocks);
-        const auto at = std::find(node.keys.begin(), end, key);
-        offset = static_cast<std::size_t>(at - node.keys.begin()) + 1;
-        return at != end;
+        // From the end: instances give up the ends of runs, and append to them.
+        offset = held->blocks;
+        while (offset > 0 && node.keys[offset - 1] != key) --offset;
+        return offset > 0;
     });
     return found == kNil ? std::nullopt : std::optional<Place>({found, offset});
 }

@@ -41,8 +41,9 @@ class PromptTree {
     std::size_t insert(std::span<const std::uint64_t> keys, std::uint32_t slot, double expiry, double now,
                        std::optional<std::uint64_t> parent = std::nullopt);
 
-    // `slot` no longer holds the prefix `key`, nor what continues it. Returns the entries given up.
-    std::size_t remove(std::uint64_t key, std::uint32_t slot, double now);
+    // `slot` no longer holds the prefixes that end at each of `keys`, nor what continues them; in this order. Returns
+    // the entries given up.
+    std::size_t remove(std::span<const std::uint64_t> keys, std::uint32_t slot, double now);
 
     // scores[s] = number of leading keys that slot s holds now; slots beyond scores.size() are left out.
     // Returns the number of leading keys that the tree knows at all. Cost O(keys / 8 + holders on the path).

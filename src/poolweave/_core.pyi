@@ -963,7 +963,12 @@ class PromptTree:
         now: float,
         parent: int | None = None,
     ) -> int: ...
-    def remove(self, key: int, slot: int, now: float) -> int: ...
+    def remove(
+        self,
+        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slot: int,
+        now: float,
+    ) -> int: ...
     def match(
         self,
         keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],

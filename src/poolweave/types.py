@@ -31,6 +31,8 @@ class Tier(enum.Flag):
 class Role(str, enum.Enum):
     """Which phase of a request an instance computes."""
 
+    __hash__ = str.__hash__  # as equality; enum's own runs Python code at each look-up
+
     PREFILL = "prefill"
     DECODE = "decode"
     COLOCATED = "colocated"

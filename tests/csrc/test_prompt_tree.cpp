@@ -56,7 +56,7 @@ void random_calls(std::size_t max_bytes) {
         const std::uint32_t slot = random() % 8;
         const std::size_t cut = random() % keys.size();
         switch (random() % 8) {
-            case 0: tree.remove(keys.back(), slot, now); break;
+            case 0: tree.remove({&keys.back(), 1}, slot, now); break;
             case 1: if (random() % 10 == 0) tree.retire(slot); break;
             case 2: now += 0.1; break;
             case 3: tree.sweep(now, 10); break;

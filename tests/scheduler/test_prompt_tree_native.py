@@ -52,7 +52,7 @@ class Tree(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, slot=st.integers(0, SLOTS - 1))
     def remove(self, prompt: tuple[int, ...], slot: int) -> None:
         expected = self.model.remove(prompt, slot)
-        assert self.tree.remove(int(keys_of(prompt)[-1]), slot, self.model.now) == expected
+        assert self.tree.remove(keys_of(prompt)[-1:], slot, self.model.now) == expected
 
     @rule(slot=st.integers(0, SLOTS - 1), blocks=st.sampled_from([0, 3, 8, 20, 2**32 - 1]))
     def limit(self, slot: int, blocks: int) -> None:
@@ -162,7 +162,7 @@ def test_chain_of_branches_needs_no_recursion() -> None:
         tree.insert(np.array([i + 1], np.uint64), 0, 1e9, 0.0, int(spine[i]))
     assert tree.stats().nodes == 2 * depth - 1  # the last block's leaf grew in place
     tree.check()
-    assert tree.remove(int(spine[0]), 0, 0.0) == 2 * depth
+    assert tree.remove(spine[:1], 0, 0.0) == 2 * depth
     assert tree.stats().nodes == 0
     tree.check()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -26,6 +26,21 @@ class Agenda:
     def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act(*args)` so many seconds from now."""
         self.at(self.now + seconds, act, *args)
+
+    def each(self, times_s: Sequence[float], act: Callable[[int], None]) -> None:
+        """Call `act(i)` at the i-th of these times, which ascend: as `at` for each, but one at a time is kept."""
+        first, now = self._planned + 1, self.now
+        self._planned += len(times_s)
+
+        def plan(i: int) -> None:
+            if i < len(times_s):
+                heapq.heappush(self._events, (max(times_s[i], now), first + i, happen, (i,)))
+
+        def happen(i: int) -> None:
+            plan(i + 1)
+            act(i)
+
+        plan(0)
 
     def run(self, until: Callable[[], bool]) -> int:
         """Act until `until()` holds before an event, or nothing is planned. Returns the number of events."""

@@ -76,6 +76,7 @@ class _Batch:
     running: list[tuple[float, int, Job]] = field(default_factory=list)  # by the progress at which they end
     waiting: deque[Job] = field(default_factory=deque)
     version: int = 0  # of the planned end
+    step_s: float = 0.0  # of `running` as it is; 0.0: not known
 
 
 class SimulatedInstance:
@@ -162,14 +163,17 @@ class SimulatedInstance:
 
     def _step_s(self) -> float:
         batch = self._batch
-        return self._device.model.decode_step_s(len(batch.running), batch.context_tokens) * self.group.slowness
+        if not batch.step_s:
+            seconds = self._device.model.decode_step_s(len(batch.running), batch.context_tokens)
+            batch.step_s = seconds * self.group.slowness
+        return batch.step_s
 
     def _advance(self) -> None:
         """Bring `progress` up to now."""
-        batch = self._batch
+        batch, now = self._batch, self._agenda.now
         if batch.running and not self._paused:
-            batch.progress += (self._agenda.now - batch.since) / self._step_s()
-        batch.since = self._agenda.now
+            batch.progress += (now - batch.since) / self._step_s()
+        batch.since = now
 
     def _admit(self) -> None:
         batch = self._batch
@@ -181,6 +185,7 @@ class SimulatedInstance:
             batch.waiting.popleft()
             if job.over:
                 continue
+            batch.step_s = 0.0
             batch.kv_tokens += needed
             batch.context_tokens += _context(job)
             # The first token came with the prefill.
@@ -199,6 +204,7 @@ class SimulatedInstance:
         self._advance()
         batch = self._batch
         batch.progress = max(batch.progress, batch.running[0][0])  # the planned end, free of rounding
+        batch.step_s = 0.0
         while batch.running and batch.running[0][0] <= batch.progress:
             _, _, job = heapq.heappop(batch.running)
             batch.kv_tokens -= job.request.num_tokens + job.request.output_tokens

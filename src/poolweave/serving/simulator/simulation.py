@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from poolweave.errors import NoInstance
@@ -27,10 +27,11 @@ _RETRY_S = 1.0  # nobody accepts work: ask again
 
 
 class Simulation:
-    """One run. `run()` once."""
+    """One run. `run()` once. `answered` is called at the end of each request."""
 
-    def __init__(self, config: SimulationConfig, trace: Trace) -> None:
+    def __init__(self, config: SimulationConfig, trace: Trace, answered: Callable[[], None] | None = None) -> None:
         self.config = config
+        self._answered = answered
         self.trace = trace
         self.agenda = Agenda()
         self._returns = config.flow is Flow.PD_CACHING_3
@@ -54,8 +55,7 @@ class Simulation:
     def run(self) -> SimulationReport:
         """Play the trace to its end, or to the horizon."""
         self._control.begin()
-        for number, request in enumerate(self.trace.requests):
-            self.agenda.at(request.arrival_s, self._arrive, number)
+        self.agenda.each([request.arrival_s for request in self.trace.requests], self._arrive)
         horizon = self.config.horizon_s
         total = len(self.trace.requests)
 
@@ -167,6 +167,8 @@ class Simulation:
         del self._jobs[route.request_id]
         job.over = True
         self._jct[job.number] = self.agenda.now - self._sent[job.number]
+        if self._answered is not None:
+            self._answered()
         flow = self.config.flow
         at = self._instances[route.prefill if route.decode is None else route.decode]
         if route.decode is not None:
@@ -266,9 +268,11 @@ class Simulation:
         )
 
 
-def compare_policies(config: SimulationConfig, trace: Trace, policies: Iterable[str]) -> Mapping[str, SimulationReport]:
-    """The same trace under each of these policies."""
+def compare_policies(
+    config: SimulationConfig, trace: Trace, policies: Iterable[str], answered: Callable[[], None] | None = None
+) -> Mapping[str, SimulationReport]:
+    """The same trace under each of these policies. `answered` is called at the end of each request of each."""
     return {
-        policy: Simulation(replace(config, scheduler=replace(config.scheduler, policy=policy)), trace).run()
+        policy: Simulation(replace(config, scheduler=replace(config.scheduler, policy=policy)), trace, answered).run()
         for policy in policies
     }

@@ -133,12 +133,21 @@ TRACES: Mapping[str, Callable[[Path], Trace]] = {
 
 
 def load_trace(kind: str, path: str | Path) -> Trace:
-    """The trace of this kind (see TRACES) in a file. Raises ConfigError for unknown kinds and missing files."""
+    """The trace of this kind (see TRACES) in a file. Raises ConfigError for unknown kinds, for files that are missing
+    and for those that hold something else."""
     if kind not in TRACES:
         raise ConfigError(f"trace kind {kind!r} is none of {', '.join(TRACES)}", setting="trace", value=kind)
     if not Path(path).is_file():
         raise ConfigError(f"there is no trace file {path}", setting="trace", value=str(path))
-    return TRACES[kind](Path(path))
+    try:
+        return TRACES[kind](Path(path))
+    except (KeyError, ValueError, TypeError, OSError, EOFError, lzma.LZMAError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a trace of kind {kind}: {type(error).__name__}: {error}; kinds are "
+            f"{', '.join(TRACES)}",
+            setting="trace",
+            value=str(path),
+        ) from error
 
 
 def _lines(path: Path) -> Iterator[str]:
