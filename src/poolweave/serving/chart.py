@@ -15,7 +15,7 @@ _COLOURS = {
     "pd-caching-3": "#1b6e4f",
     "colocated": "#8e6bbf",
 }
-_INK = "#2b2b2b"
+INK = "#2b2b2b"
 _MIB = 2**20
 
 
@@ -27,7 +27,7 @@ def draw(report: Report, path: Path, *, title: str) -> None:
     figure = Figure(figsize=(11, 7.6), dpi=140, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
-    figure.suptitle(f"Context caching over prefill/decode disaggregation\n{title}", fontsize=13, color=_INK)
+    figure.suptitle(f"Context caching over prefill/decode disaggregation\n{title}", fontsize=13, color=INK)
     _cached(axes[0][0], report.flows)
     _moved(axes[0][1], report.flows)
     _times(axes[1][0], report.flows, "Time to first token", lambda flow: flow.ttft)
@@ -36,14 +36,14 @@ def draw(report: Report, path: Path, *, title: str) -> None:
 
 
 def _cached(axis: Any, flows: Sequence[FlowReport]) -> None:
-    _dress(axis, "Prompt tokens found cached where they are prefilled", "% of the turn's prompt tokens")
+    dress(axis, "Prompt tokens found cached where they are prefilled", "% of the turn's prompt tokens")
     last = max(len(flow.turns) for flow in flows)
     width = 0.8 / len(flows)
     for number, flow in enumerate(flows):
         places = [turn + (number - (len(flows) - 1) / 2) * width for turn in range(len(flow.turns))]
         shares = [100 * turn.ratio for turn in flow.turns]
         bars = axis.bar(places, shares, width * 0.92, color=_colour(flow), label=flow.flow)
-        axis.bar_label(bars, [f"{share:.0f}" for share in shares], fontsize=7, color=_INK, padding=1)
+        axis.bar_label(bars, [f"{share:.0f}" for share in shares], fontsize=7, color=INK, padding=1)
     axis.set_xticks(range(last), [f"turn {turn + 1}" for turn in range(last)])
     axis.set_ylim(0, 132)
     axis.set_yticks(range(0, 101, 20))
@@ -51,7 +51,7 @@ def _cached(axis: Any, flows: Sequence[FlowReport]) -> None:
 
 
 def _moved(axis: Any, flows: Sequence[FlowReport]) -> None:
-    _dress(axis, "KV moved between the instances", "MiB")
+    dress(axis, "KV moved between the instances", "MiB")
     places = range(len(flows))
     there = [flow.to_decode.nbytes / _MIB for flow in flows]
     back = [flow.to_prefill.nbytes / _MIB for flow in flows]
@@ -60,31 +60,31 @@ def _moved(axis: Any, flows: Sequence[FlowReport]) -> None:
     for place, flow, total in zip(places, flows, map(sum, zip(there, back, strict=True)), strict=True):
         calls = flow.to_decode.calls + flow.to_prefill.calls
         text = f"{total:.0f} MiB\n{calls} calls" if total else "none"
-        axis.text(place, total, text, ha="center", va="bottom", fontsize=8, color=_INK)
+        axis.text(place, total, text, ha="center", va="bottom", fontsize=8, color=INK)
     axis.set_xticks(places, [flow.flow for flow in flows], fontsize=8)
     axis.set_ylim(0, 1.2 * max([1.0, *(a + b for a, b in zip(there, back, strict=True))]))
     axis.text(0.99, 0.97, "solid: prefill to decode\nhatched: decode to prefill", transform=axis.transAxes, ha="right",
-              va="top", fontsize=8, color=_INK)  # fmt: skip
+              va="top", fontsize=8, color=INK)  # fmt: skip
 
 
 def _times(axis: Any, flows: Sequence[FlowReport], title: str, of: Callable[[FlowReport], Times]) -> None:
-    _dress(axis, title, "seconds")
+    dress(axis, title, "seconds")
     places = range(len(flows))
     means, tails = [of(flow).mean_s for flow in flows], [of(flow).p99_s for flow in flows]
     bars = axis.bar(places, means, 0.62, color=[_colour(flow) for flow in flows])
     axis.bar_label(bars, [f"{mean:.2f}" for mean in means], label_type="center", fontsize=8, color="white")
-    axis.vlines(places, means, tails, color=_INK, linewidth=1)
-    axis.scatter(places, tails, marker="_", s=160, color=_INK)
+    axis.vlines(places, means, tails, color=INK, linewidth=1)
+    axis.scatter(places, tails, marker="_", s=160, color=INK)
     for place, tail in zip(places, tails, strict=True):
-        axis.text(place, tail * 1.015, f"P99 {tail:.2f}", ha="center", va="bottom", fontsize=8, color=_INK)
+        axis.text(place, tail * 1.015, f"P99 {tail:.2f}", ha="center", va="bottom", fontsize=8, color=INK)
     axis.set_xticks(places, [flow.flow for flow in flows], fontsize=8)
     axis.set_ylim(0, 1.18 * max([0.01, *tails]))
 
 
-def _dress(axis: Any, title: str, unit: str) -> None:
-    axis.set_title(title, fontsize=11, loc="left", color=_INK)
-    axis.set_ylabel(unit, fontsize=9, color=_INK)
-    axis.tick_params(labelsize=8, colors=_INK, length=0)
+def dress(axis: Any, title: str, unit: str) -> None:
+    axis.set_title(title, fontsize=11, loc="left", color=INK)
+    axis.set_ylabel(unit, fontsize=9, color=INK)
+    axis.tick_params(labelsize=8, colors=INK, length=0)
     axis.grid(axis="y", color="#e4e4e4", linewidth=0.8)
     axis.set_axisbelow(True)
     for side in ("top", "right", "left"):

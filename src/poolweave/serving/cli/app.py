@@ -12,6 +12,7 @@ from poolweave.serving.cli.doctor import doctor
 from poolweave.serving.cli.instance import instance
 from poolweave.serving.cli.plan import plan
 from poolweave.serving.cli.replay import replay
+from poolweave.serving.cli.simulate import simulate
 from poolweave.serving.cli.top import top
 from poolweave.serving.cli.up import up
 from poolweave.serving.cli.version import version
@@ -21,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (up, top, replay, instance, coordinator, demo, plan, doctor, version):
+for command in (up, top, replay, simulate, instance, coordinator, demo, plan, doctor, version):
     app.command()(command)
 app.add_typer(config, name="config")
 app.add_typer(bench, name="bench")
