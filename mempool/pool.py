@@ -80,7 +80,7 @@ class MemPool(PoolTiers, PoolTransfers):
         self._reclaimer = Reclaimer(self._space)
         self._resizer = Resizer(self._space, self._reclaimer)
         self._allocator = Allocator(self._space, self._reclaimer, self._resizer)
-        self._watched = (self._resizer.draining, self._allocator.waiters.turns)  # empty: nobody waits for blocks
+        self._draining, self._turns = self._resizer.draining, self._allocator.waiters.turns  # empty: nobody waits
         self._catalogue = Catalogue(self._space, config.identity(layout))
         self._store = PoolStore(self._space, self._catalogue, self._allocator)
         self._links = Links(self.instance, self._store, self._catalogue, config.transfer)
@@ -93,8 +93,7 @@ class MemPool(PoolTiers, PoolTransfers):
         if config.write == "through":
             self._writer = WriteThrough(self._space, self._reclaimer, self._allocator.released, self.instance)
             self._space.on_sealed = self._writer.offer
-        self._counted = config.quotas is not None
-        self._most = sum(memory.max_slots for memory in self._space.tiers.values())
+        self._uncounted = config.quotas is None
         self._closed = False
 
     # --- memory blocks --------------------------------------------------------------------------------------
@@ -109,12 +108,10 @@ class MemPool(PoolTiers, PoolTransfers):
         with the figures; AllocTimeout (also a TimeoutError) at the deadline. About 20 ns a block in batches of 128.
         `ns` says whose quota pays: a tenant that would pass it gives up history of its own, or QuotaExceeded is raised.
         """
-        if timeout is not None or self._counted:
-            return self._alloc_for(num_blocks, tier, timeout, self._catalogue.tenant(ns))
-        if not 0 <= num_blocks <= self._most:
-            self._allocator.require_possible(num_blocks, tier)
-        blocks = self._table.alloc_blocks(num_blocks, tier._value_)
-        return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
+        if timeout is None and self._uncounted:
+            blocks = self._table.alloc_blocks(num_blocks, tier._value_)
+            return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
+        return self._alloc_for(num_blocks, tier, timeout, self._catalogue.tenant(ns))
 
     async def alloc_async(
         self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None, ns: int | None = None
@@ -129,7 +126,7 @@ class MemPool(PoolTiers, PoolTransfers):
             available = self._table.free_blocks(blocks)  # type: ignore[arg-type]
         except TypeError:  # an array or a list
             available = self._table.free(self._handles(blocks))
-        if self._watched[0] or self._watched[1]:
+        if self._draining or self._turns:
             self._allocator.released(available)
         if self._sweeper is not None:
             self._sweeper.nudge()

@@ -121,23 +121,24 @@ void register_blocks(nb::module_& m) {
             const ReleaseIfLong release(handles.size());
             return table.alloc({handles.data(), handles.size()}, mask, tenant);
         }, "out"_a, "mask"_a, "tenant"_a = 0)
-        .def("alloc_blocks", [](Table& table, std::int64_t count, unsigned mask, TenantId tenant) -> std::optional<BlockList> {
-            if (count < 0) throw nb::value_error("the number of blocks is negative");
+        // The two calls of every step of an engine: without named arguments nanobind has a shorter way to them.
+        .def("alloc_blocks", [](Table& table, std::int64_t count, unsigned mask) -> std::optional<BlockList> {
+            constexpr std::int64_t kCheckedFirst = 4096;  // a size that may be a mistake must not cost memory
+            if (count < 0) return std::nullopt;
             const auto n = static_cast<std::size_t>(count);
-            constexpr std::size_t kCheckedFirst = 4096;  // a size that may be a mistake must not cost memory
-            if (n > kCheckedFirst && n > table.counts(0).limit + table.counts(1).limit) return std::nullopt;
+            if (count > kCheckedFirst && n > table.counts(0).limit + table.counts(1).limit) return std::nullopt;
             BlockList blocks{std::vector<std::uint64_t>(n), table.epoch()};
             const ReleaseIfLong release(n);
-            if (!table.alloc(blocks.handles, mask, tenant)) return std::nullopt;
+            if (!table.alloc(blocks.handles, mask, 0)) return std::nullopt;
             return blocks;
-        }, "num_blocks"_a, "mask"_a, "tenant"_a = 0, "alloc() as Blocks; None when there are too few.")
+        }, "(num_blocks, mask): alloc() as Blocks; None when there are too few, or num_blocks is negative.")
         .def("free_blocks", [](Table& table, const BlockList& blocks) {
             if (blocks.owner != 0 && blocks.owner != table.epoch()) {
                 throw Error(Code::kUnknownBlock, "these blocks are another pool's; send them with transfer()");
             }
             const ReleaseIfLong release(blocks.handles.size());
             return table.free(blocks.handles);
-        }, "blocks"_a, "free() of Blocks; throws kUnknownBlock for those of another table.")
+        }, "(blocks): free() of Blocks; throws kUnknownBlock for those of another table.")
         .def("free", &on_handles<&Table::free>, "handles"_a)
         .def("retain", &on_handles<&Table::retain>, "handles"_a)
         .def("seal", &on_handles<&Table::seal>, "handles"_a)
