@@ -205,11 +205,15 @@ class BlockTable:
         mask: int,
         tenant: int = 0,
     ) -> bool: ...
-    def alloc_blocks(self, num_blocks: int, mask: int, tenant: int = 0) -> Blocks | None:
-        """alloc() as Blocks; None when there are too few."""
+    def alloc_blocks(self, arg0: int, arg1: int, /) -> Blocks | None:
+        """
+        (num_blocks, mask): alloc() as Blocks; None when there are too few, or num_blocks is negative.
+        """
 
-    def free_blocks(self, blocks: Blocks) -> int:
-        """free() of Blocks; throws kUnknownBlock for those of another table."""
+    def free_blocks(self, arg: Blocks, /) -> int:
+        """
+        (blocks): free() of Blocks; throws kUnknownBlock for those of another table.
+        """
 
     def free(
         self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)]
