@@ -61,7 +61,7 @@ class Holdings:
 
     def insert(self, keys: UInt64Array, slot: int, source: Source) -> None:
         """The instance on `slot` holds these blocks, from a prompt's start on."""
-        self._trees[self._fleet.role(slot)].insert_keys(keys, self._fleet.slots.name(slot), source=source)
+        self._trees[self._fleet.role(slot)].insert_slot(keys, slot, source=source)
 
     def learned(self, name: str, keys: UInt64Array, source: Source = Source.EVENT) -> None:
         """`name` said that it holds this prompt: after a replication, or in its inventory. Raises UnknownPeer."""

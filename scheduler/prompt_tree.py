@@ -113,8 +113,14 @@ class PromptTree:
 
         0 when the instance is not known to hold `parent`: an event was lost; `stats().orphans` counts it.
         """
+        return self.insert_slot(keys, self.slots.add(instance), parent=parent, source=source)
+
+    def insert_slot(
+        self, keys: UInt64Array, slot: int, *, parent: int | None = None, source: Source = Source.EVENT
+    ) -> int:
+        """`insert_keys` for the instance on `slot`, which is one of `slots`."""
         now = self._clock()
-        return self._native.insert(keys, self.slots.add(instance), now + self._ttl_s[source], now, parent)
+        return self._native.insert(keys, slot, now + self._ttl_s[source], now, parent)
 
     def match(self, tokens: TokenIds, ns: int = 0) -> dict[str, int]:
         """Leading tokens of `tokens` that each instance holds, without those that hold none."""

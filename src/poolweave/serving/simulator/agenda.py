@@ -25,7 +25,8 @@ class Agenda:
 
     def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act(*args)` so many seconds from now."""
-        self.at(self.now + seconds, act, *args)
+        self._planned += 1
+        heapq.heappush(self._events, (max(self.now + seconds, self.now), self._planned, act, args))
 
     def each(self, times_s: Sequence[float], act: Callable[[int], None]) -> None:
         """Call `act(i)` at the i-th of these times, which ascend: as `at` for each, but one at a time is kept."""

@@ -31,6 +31,7 @@ class ControlPlane:
     def __init__(self, config: SimulationConfig, agenda: Agenda, scheduler: GlobalScheduler, lives: Lives) -> None:
         self._config = config
         self._faults = config.faults
+        self._groups = config.names
         self._agenda = agenda
         self._scheduler = scheduler
         self._lives = lives
@@ -46,7 +47,7 @@ class ControlPlane:
     def begin(self) -> None:
         """All instances join before anything else happens."""
         announced: list[Effect] = []
-        for name in self._config.names:
+        for name in self._groups:
             for effect in self._membership.join(self._enrol(name), self._agenda.now):
                 if isinstance(effect, Announce):
                     announced = [effect]  # only the last one tells of all
@@ -54,8 +55,8 @@ class ControlPlane:
                     self._follow((effect,))
         self._follow(tuple(announced))
         heartbeat_s = self._config.membership.heartbeat_s
-        for i, name in enumerate(self._config.names):  # spread over the interval
-            self._agenda.at(heartbeat_s * i / len(self._config.names), self._beat, name, self._enrolments[name])
+        for i, name in enumerate(self._groups):  # spread over the interval
+            self._agenda.at(heartbeat_s * i / len(self._groups), self._beat, name, self._enrolments[name])
         self._agenda.at(heartbeat_s, self._tick)
         for time_s, name in self._faults.deaths:
             self._agenda.at(time_s, self._kill, name)
@@ -74,7 +75,7 @@ class ControlPlane:
     def _enrol(self, name: str) -> Join:
         """Begin a life; returns its first message."""
         self._lives.begin_life(name)
-        role = self._config.names[name].role
+        role = self._groups[name].role
         enrolment = Enrolment(name, role, lambda: next(self._epochs), (), self._config.membership)
         self._enrolments[name] = enrolment
         joining = enrolment.due(self._agenda.now)
@@ -113,7 +114,7 @@ class ControlPlane:
                 difference = self._roster.apply(effect.configuration)
                 lost = self._scheduler.update(difference)
                 for member in difference.joined:
-                    group = self._config.names[member.name]
+                    group = self._groups[member.name]
                     self._scheduler.describe(
                         member.name,
                         slowness=group.slowness,

@@ -97,6 +97,7 @@ class SimulatedInstance:
         self._block_tokens = block_tokens
         self._queue: deque[Job] = deque()
         self._prefilling: Job | None = None
+        self._pauses = group.role is Role.COLOCATED  # its decode, while it prefills
         self._batch = _Batch()
         self._link_free_s = 0.0
 
@@ -157,22 +158,17 @@ class SimulatedInstance:
         self._admit()
         self._plan_end()
 
-    @property
-    def _paused(self) -> bool:
-        return self.group.role is Role.COLOCATED and self._prefilling is not None
-
     def _step_s(self) -> float:
         batch = self._batch
-        if not batch.step_s:
-            seconds = self._device.model.decode_step_s(len(batch.running), batch.context_tokens)
-            batch.step_s = seconds * self.group.slowness
+        seconds = self._device.model.decode_step_s(len(batch.running), batch.context_tokens)
+        batch.step_s = seconds * self.group.slowness
         return batch.step_s
 
     def _advance(self) -> None:
         """Bring `progress` up to now."""
         batch, now = self._batch, self._agenda.now
-        if batch.running and not self._paused:
-            batch.progress += (now - batch.since) / self._step_s()
+        if batch.running and not (self._pauses and self._prefilling is not None):
+            batch.progress += (now - batch.since) / (batch.step_s or self._step_s())
         batch.since = now
 
     def _admit(self) -> None:
@@ -194,8 +190,8 @@ class SimulatedInstance:
     def _plan_end(self) -> None:
         batch = self._batch
         batch.version += 1
-        if batch.running and not self._paused:
-            seconds = max(batch.running[0][0] - batch.progress, 0.0) * self._step_s()
+        if batch.running and not (self._pauses and self._prefilling is not None):
+            seconds = max(batch.running[0][0] - batch.progress, 0.0) * (batch.step_s or self._step_s())
             self._agenda.after(seconds, self._decoded, batch.version)
 
     def _decoded(self, version: int) -> None:

@@ -32,6 +32,7 @@ class Simulation:
     def __init__(self, config: SimulationConfig, trace: Trace, answered: Callable[[], None] | None = None) -> None:
         self.config = config
         self._answered = answered
+        self._groups = config.names
         self.trace = trace
         self.agenda = Agenda()
         self._returns = config.flow is Flow.PD_CACHING_3
@@ -220,7 +221,7 @@ class Simulation:
         old = self._instances.get(name)
         if old is not None:
             self._past.append(old)
-        group = self.config.names[name]
+        group = self._groups[name]
         self._instances[name] = SimulatedInstance(
             name, group, self.config.device, self.agenda, self, self.trace.block_tokens
         )

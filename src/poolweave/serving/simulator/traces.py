@@ -29,6 +29,8 @@ class TraceRequest:
     cache_tokens: Int32Array = field(init=False)  # two a key of the answer's: what a simulated cache is asked for
 
     def __post_init__(self) -> None:
+        # numpy's own dtype object, which an index takes as it is; that of a native array is another, if an equal one
+        object.__setattr__(self, "answer_keys", self.answer_keys.view(np.uint64))
         halves = self.answer_keys.view(np.int32) & np.int32(0x7FFFFFFF)
         object.__setattr__(self, "cache_tokens", halves)
 
