@@ -3,8 +3,9 @@
     python benchmarks/bench_policies.py --loogle loogle_longdep_qa.jsonl.xz --png policies.png
 
 Fig. 15: 3 prefill + 1 decode instance, P99 TTFT of each policy over the share that prompts have in common, and on
-LooGLE. Fig. 8: mean JCT and P99 TTFT of colocated instances and of the four PD flows over request rates. One JSON line
-a point; the picture needs matplotlib.
+LooGLE. There 15 of the 129 requests are the first about their document, so that the P99 of the prompt tree is the cold
+prefill of a long document at any rate, which no policy avoids. Fig. 8: mean JCT and P99 TTFT of colocated instances
+and of the four PD flows over request rates. One JSON line a point; the picture needs matplotlib.
 """
 
 from __future__ import annotations

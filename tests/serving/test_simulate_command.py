@@ -31,6 +31,7 @@ def test_policies_are_compared_in_a_table_and_a_picture(trace: Path, tmp_path: P
     assert "mooncake on prefill=3,decode=1" in result.output
     assert result.output.index("session") < result.output.index("prompt_tree")
     assert result.output.count("40/40") == 2
+    assert "…" not in result.output  # it fits a terminal of 80 columns
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -15,7 +15,7 @@ def print_simulation(comparison: Comparison, console: Console) -> None:
     title = f"{comparison.trace} on {comparison.instances}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for name in ("answered", "TTFT\nP50, P99", "JCT\nP50, P99", "hit ratio", "balance", "KV moved"):
+    for name in ("answered", "TTFT\nP50, P99", "JCT\nP50, P99", "hit\nratio", "balance", "KV moved\nGiB"):
         table.add_column(name, justify="right", no_wrap=True)
     for policy, report in comparison.reports.items():
         table.add_row(policy, *_row(report), end_section=True)
@@ -30,7 +30,7 @@ def _row(report: SimulationReport) -> tuple[str, ...]:
         _times(report.jct),
         f"{report.hit_ratio:.1%}",
         f"{report.balance:.2f}",
-        f"{report.moved_bytes / 2**30:.1f} GiB",
+        f"{report.moved_bytes / 2**30:.1f}",
     )
 
 
