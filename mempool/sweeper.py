@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-
-from poolweave.errors import InstanceClosed
+from poolweave.mempool.chore import Chore
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.space import HBM, BlockSpace
-
-_log = logging.getLogger(__name__)
 
 
 class Sweeper:
@@ -24,34 +19,16 @@ class Sweeper:
         self._reclaimer = reclaimer
         self._low = low
         self._high = high
-        self._wanted = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name=f"poolweave-sweep-{name}", daemon=True)
-        self._thread.start()
+        self._chore = Chore(f"sweep-{name}", self._sweep)
 
     def nudge(self) -> None:
         counts = self._space.table.counts(HBM)
         if counts.used > self._high * counts.limit and counts.historical:
-            self._wanted.set()
+            self._chore.nudge()
 
     def close(self) -> None:
         """Idempotent; waits for the pass under way."""
-        self._closed = True
-        self._wanted.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            if self._closed:
-                return
-            try:
-                self._sweep()
-            except InstanceClosed:
-                return
-            except Exception:  # noqa: BLE001 - a thread's boundary: callers evict for themselves then
-                _log.exception("a sweep failed; blocks are evicted when they are needed")
+        self._chore.close()
 
     def _sweep(self) -> None:
         with self._space.lock:

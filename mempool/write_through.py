@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
+from poolweave.mempool.chore import Chore
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.space import DRAM, HBM, BlockSpace
 from poolweave.types import UInt64Array
@@ -29,35 +29,25 @@ class WriteThrough:
         self._reclaimer = reclaimer
         self._released = released
         self._queue: deque[UInt64Array] = deque()
-        self._wanted = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name=f"poolweave-write-{name}", daemon=True)
-        self._thread.start()
+        self._chore = Chore(f"write-{name}", self._work)
 
     def offer(self, handles: UInt64Array) -> None:
         """These are sealed: copy them when there is time."""
         self._queue.append(handles.copy())
-        self._wanted.set()
+        self._chore.nudge()
 
     def close(self) -> None:
         """Idempotent; waits for the copy under way."""
-        self._closed = True
-        self._wanted.set()
-        self._thread.join()
+        self._chore.close()
 
-    def _run(self) -> None:
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            while self._queue and not self._closed:
-                handles = self._queue.popleft()
-                for first in range(0, len(handles), _BATCH):
-                    try:
-                        self._write(handles[first : first + _BATCH])
-                    except Exception:  # noqa: BLE001 - a thread's boundary: these blocks are written back later
-                        _log.exception("%d blocks were not written through", len(handles[first : first + _BATCH]))
-            if self._closed:
-                return
+    def _work(self) -> None:
+        while self._queue and not self._chore.closing:
+            handles = self._queue.popleft()
+            for first in range(0, len(handles), _BATCH):
+                try:
+                    self._write(handles[first : first + _BATCH])
+                except Exception:  # noqa: BLE001 - the next ones are not at fault; these are written back later
+                    _log.exception("%d blocks were not written through", len(handles[first : first + _BATCH]))
 
     def _write(self, handles: UInt64Array) -> None:
         space = self._space

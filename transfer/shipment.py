@@ -9,15 +9,14 @@ import logging
 import operator
 import threading
 import time
-import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from poolweave.errors import ConfigError, PoolweaveError, TransferTimeout
+from poolweave.holding import Holding
 from poolweave.transfer.messages import MAX_BLOCKS, MAX_TAG, Confirm
 from poolweave.types import Int32Array, Tier, UInt64Array
 
@@ -230,12 +229,9 @@ class Transfer:
                 _log.exception("a callback of the transfer %r to %s failed", self.tag, self.peer)
 
 
-@dataclass(slots=True)
-class Arrival:
-    """Blocks that arrived, matched and pulled, in token order. Closing it drops one reference on each.
-
-    Use as a context manager, or take() the references and free the blocks yourself.
-    """
+@dataclass(slots=True, eq=False)
+class Arrival(Holding[UInt64Array]):
+    """Blocks that arrived, matched and pulled, in token order, with one reference each."""
 
     peer: str
     tag: bytes
@@ -245,39 +241,17 @@ class Arrival:
     pulled_blocks: int
     _release: Callable[[UInt64Array], None] = field(repr=False)
     _release_later: Callable[[UInt64Array], None] | None = field(default=None, repr=False)  # waits for no lock
-    _open: bool = field(default=True, repr=False)
+    _open: bool = field(default=True, init=False, repr=False)
+    _kind: ClassVar[str] = "arrival"
 
-    def take(self) -> UInt64Array:
-        """The blocks; their references are the caller's from now on. Raises ConfigError when taken or closed before."""
-        if not self._open:
-            raise ConfigError("this arrival was taken or closed before", setting="tag")
-        self._open = False
-        return self.blocks
+    def _drop(self) -> None:
+        self._release(self.blocks)
 
-    def close(self) -> None:
-        """Drop the references, unless taken. Idempotent."""
-        if self._open:
-            self._open = False
-            if len(self.blocks):
-                self._release(self.blocks)
-
-    def __enter__(self) -> Arrival:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_open", False) and len(self.blocks):
-            if self._release_later is not None:
-                self._release_later(self.blocks)
-            warnings.warn(
-                f"poolweave: an arrival of {len(self.blocks)} blocks from {self.peer} was not closed",
-                ResourceWarning,
-                stacklevel=2,
-            )
+    def _forgotten(self) -> str:
+        if self._release_later is None:
+            return "they stay pinned"
+        self._release_later(self.blocks)
+        return f"{self.peer} sent them, and they are released now"
 
 
 def no_blocks() -> UInt64Array:

@@ -48,7 +48,7 @@ def test_an_arrival_that_is_dropped_warns_and_goes_back(world: World) -> None:
     a, b = world.pair()
     a.engine.offer(b.name, a.shipment(2, tag=b"t")).result(60)
     held = [b.engine.receive(b"t", 60)]
-    with pytest.warns(ResourceWarning, match="2 blocks from .* was not closed"):
+    with pytest.warns(ResourceWarning, match="arrival of 2 blocks was not closed: .* are released now"):
         held.clear()
     waiting = threading.Event()
     for _ in range(6000):
