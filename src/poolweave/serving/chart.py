@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from poolweave.serving.axes import INK, dress
 from poolweave.serving.report import FlowReport, Report, Times
 
 _COLOURS = {
@@ -15,7 +16,6 @@ _COLOURS = {
     "pd-caching-3": "#1b6e4f",
     "colocated": "#8e6bbf",
 }
-INK = "#2b2b2b"
 _MIB = 2**20
 
 
@@ -79,17 +79,6 @@ def _times(axis: Any, flows: Sequence[FlowReport], title: str, of: Callable[[Flo
         axis.text(place, tail * 1.015, f"P99 {tail:.2f}", ha="center", va="bottom", fontsize=8, color=INK)
     axis.set_xticks(places, [flow.flow for flow in flows], fontsize=8)
     axis.set_ylim(0, 1.18 * max([0.01, *tails]))
-
-
-def dress(axis: Any, title: str, unit: str) -> None:
-    axis.set_title(title, fontsize=11, loc="left", color=INK)
-    axis.set_ylabel(unit, fontsize=9, color=INK)
-    axis.tick_params(labelsize=8, colors=INK, length=0)
-    axis.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    axis.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axis.spines[side].set_visible(False)
-    axis.spines["bottom"].set_color("#bdbdbd")
 
 
 def _colour(flow: FlowReport) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 from poolweave.crosspool_engine.planner.demand import DemandCurve
 from poolweave.crosspool_engine.planner.plan import Plan
 from poolweave.crosspool_engine.planner.planner import PlanRequest
+from poolweave.serving.axes import INK, dress
 
 _COLOURS = ("#1b6e4f", "#4a90c4", "#f2a65a", "#8e6bbf", "#c65b5b", "#9aa0a6")
-_INK = "#2b2b2b"
 _GIB = 2**30
 _MOMENTS = 600
 
@@ -32,7 +32,7 @@ def draw_plan(request: PlanRequest, plan: Plan, path: Path) -> None:
 
 def _demand(axis: Any, request: PlanRequest, plan: Plan) -> None:
     """K_M(t) of the traces as recorded, each over one period of its own, stacked."""
-    _dress(axis, "KV demand over time, as in the traces", "GiB")
+    dress(axis, "KV demand over time, as in the traces", "GiB")
     curves = [DemandCurve(workload.trace) for workload in request.workloads]
     t = np.linspace(0.0, max(curve.period_s for curve in curves), _MOMENTS)
     rows = [
@@ -43,20 +43,20 @@ def _demand(axis: Any, request: PlanRequest, plan: Plan) -> None:
     axis.stackplot(t, rows, labels=names, colors=[_colour(n) for n in range(len(names))], alpha=0.9)
     budget = plan.total_pages * plan.page_bytes / _GIB
     percentile = plan.percentile_bytes / _GIB
-    axis.axhline(budget, color=_INK, linewidth=1.2, label=f"budget {budget:.2f} GiB, {plan.total_pages} pages")
+    axis.axhline(budget, color=INK, linewidth=1.2, label=f"budget {budget:.2f} GiB, {plan.total_pages} pages")
     axis.axhline(
-        percentile, color=_INK, linewidth=1.2, linestyle=":",
+        percentile, color=INK, linewidth=1.2, linestyle=":",
         label=f"percentile {100 * plan.percentile:g}: {percentile:.2f} GiB",
     )  # fmt: skip
-    axis.axhspan(plan.low_bytes / _GIB, plan.high_bytes / _GIB, color=_INK, alpha=0.12, linewidth=0)
-    axis.set_xlabel("seconds", fontsize=9, color=_INK)
+    axis.axhspan(plan.low_bytes / _GIB, plan.high_bytes / _GIB, color=INK, alpha=0.12, linewidth=0)
+    axis.set_xlabel("seconds", fontsize=9, color=INK)
     axis.set_xlim(0, t[-1])
     axis.set_ylim(0, 1.35 * max(budget, float(np.sum(rows, axis=0).max())))
     axis.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
 
 
 def _devices(axis: Any, request: PlanRequest, plan: Plan) -> None:
-    _dress(axis, "What lies on each device", "GiB")
+    dress(axis, "What lies on each device", "GiB")
     ranks = range(len(plan.roles))
     bottom = np.zeros(len(plan.roles))
     for number, (model, workload) in enumerate(zip(plan.models, request.workloads, strict=True)):
@@ -70,23 +70,13 @@ def _devices(axis: Any, request: PlanRequest, plan: Plan) -> None:
         bottom += beside + ffn
     pool = np.zeros(len(plan.roles))
     pool[list(plan.kv_ranks)] = np.array(plan.pages_per_rank) * plan.page_bytes / _GIB
-    axis.bar(ranks, pool, 0.62, bottom=bottom, color="white", edgecolor=_INK, hatch="////", label="KV pages")
+    axis.bar(ranks, pool, 0.62, bottom=bottom, color="white", edgecolor=INK, hatch="////", label="KV pages")
     usable = request.device.usable_bytes / _GIB
-    axis.axhline(usable, color=_INK, linewidth=1, linestyle="--")
-    axis.text(len(plan.roles) - 0.6, usable, f"usable {usable:.1f}", ha="right", va="bottom", fontsize=8, color=_INK)
+    axis.axhline(usable, color=INK, linewidth=1, linestyle="--")
+    axis.text(len(plan.roles) - 0.6, usable, f"usable {usable:.1f}", ha="right", va="bottom", fontsize=8, color=INK)
     axis.set_xticks(ranks, [f"{role}\n{rank}" for rank, role in enumerate(plan.roles)])
     axis.set_ylim(0, 1.45 * max(usable, float((bottom + pool).max())))
     axis.legend(fontsize=8, frameon=False, loc="upper left", ncols=2, title="pale: beside the KV", title_fontsize=8)
-
-
-def _dress(axis: Any, title: str, unit: str) -> None:
-    axis.set_title(title, fontsize=11, loc="left", color=_INK)
-    axis.set_ylabel(unit, fontsize=9, color=_INK)
-    axis.tick_params(labelsize=8, colors=_INK, length=0)
-    axis.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    axis.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axis.spines[side].set_visible(False)
 
 
 def _colour(number: int) -> str:

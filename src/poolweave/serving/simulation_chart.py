@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from poolweave.serving.chart import INK, dress
+from poolweave.serving.axes import INK, dress
 from poolweave.serving.simulation_comparison import Comparison
 from poolweave.serving.simulator.report import Spread
 

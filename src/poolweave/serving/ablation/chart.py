@@ -8,10 +8,10 @@ from typing import Any
 
 from poolweave.crosspool_engine.timeline import StageRun, overlap
 from poolweave.serving.ablation.report import PAPER, AblationReport
+from poolweave.serving.axes import INK, dress
 
 _COLOURS = {"off/off": "#9aa0a6", "pipeline": "#f2a65a", "lowering": "#4a90c4", "both": "#1b6e4f"}
 _MODELS = ("#1b6e4f", "#f2a65a", "#4a90c4", "#8e6bbf")
-_INK = "#2b2b2b"
 _WINDOW_MS = 2.0
 
 
@@ -20,19 +20,19 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
     figure = _figure((11, 4.4))
     left, right = figure.subplots(1, 2)
     sizes = sorted({cell.hidden for cell in report.cells})
-    _dress(left, "Tokens/s, both off = 1", "ratio")
-    _dress(right, "Time between tokens", "ms")
+    dress(left, "Tokens/s, both off = 1", "ratio")
+    dress(right, "Time between tokens", "ms")
     for number, (name, colour) in enumerate(_COLOURS.items()):
         own = [cell for cell in report.cells if cell.cell == name]
         places = [sizes.index(cell.hidden) + (number - 1.5) * 0.2 for cell in own]
         bars = left.bar(places, [cell.ratio for cell in own], 0.18, color=colour, label=f"{name} (paper {PAPER[name]})")
-        left.bar_label(bars, [f"{cell.ratio:.2f}" for cell in own], fontsize=7, color=_INK, padding=1)
+        left.bar_label(bars, [f"{cell.ratio:.2f}" for cell in own], fontsize=7, color=INK, padding=1)
         right.bar(places, [cell.tbt_ms_p50 for cell in own], 0.18, color=colour, label=name)
         for place, cell in zip(places, own, strict=True):
-            right.vlines(place, cell.tbt_ms_p50, cell.tbt_ms_p99, color=_INK, linewidth=1)
-            right.scatter([place] * 2, [cell.tbt_ms_p95, cell.tbt_ms_p99], marker="_", s=60, color=_INK)
+            right.vlines(place, cell.tbt_ms_p50, cell.tbt_ms_p99, color=INK, linewidth=1)
+            right.scatter([place] * 2, [cell.tbt_ms_p95, cell.tbt_ms_p99], marker="_", s=60, color=INK)
     left.set_ylim(0, 1.4 * max(cell.ratio for cell in report.cells))
-    right.text(0.01, 0.97, "bar: P50, marks: P95 and P99", transform=right.transAxes, va="top", fontsize=8, color=_INK)
+    right.text(0.01, 0.97, "bar: P50, marks: P95 and P99", transform=right.transAxes, va="top", fontsize=8, color=INK)
     left.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
     for axis in (left, right):
         axis.set_xticks(range(len(sizes)), [f"hidden {size}" for size in sizes])
@@ -46,9 +46,9 @@ def draw_timeline(report: AblationReport, path: Path) -> None:
     titles = {"lowering": "one batch in flight", "both": "two batches in flight"}
     for axis, (cell, stages) in zip(axes, report.stages.items(), strict=True):
         share = f"attention and FFN at once in {overlap(stages):.0%} of the busy time"
-        _dress(axis, f"{titles.get(cell, cell)}: {share}", "")
+        dress(axis, f"{titles.get(cell, cell)}: {share}", "")
         _rows(axis, stages)
-    axes[-1].set_xlabel("ms", fontsize=9, color=_INK)
+    axes[-1].set_xlabel("ms", fontsize=9, color=INK)
     figure.savefig(path)
 
 
@@ -80,13 +80,3 @@ def _figure(size: tuple[float, float]) -> Any:
     figure = Figure(figsize=size, dpi=140, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _dress(axis: Any, title: str, unit: str) -> None:
-    axis.set_title(title, fontsize=11, loc="left", color=_INK)
-    axis.set_ylabel(unit, fontsize=9, color=_INK)
-    axis.tick_params(labelsize=8, colors=_INK, length=0)
-    axis.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    axis.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axis.spines[side].set_visible(False)

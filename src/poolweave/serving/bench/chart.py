@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from poolweave.serving.axes import INK, dress
 from poolweave.serving.bench.points import Study
 
-_INK = "#2b2b2b"
 _COLOURS = {
     "discrete": "#f2a65a", "aggregated": "#1b6e4f", "by-req": "#f2a65a", "by-layer": "#4a90c4",
     "by-req-agg": "#9aa0a6", "by-layer-agg": "#1b6e4f", "auto-agg": "#8e6bbf",
@@ -26,7 +26,7 @@ def draw(study: Study, path: Path) -> None:
     figure.suptitle(
         f"KV transfer: {model.layers} layers x {model.kv_heads} heads x {model.head_dim}, {model.dtype}, "
         f"blocks of {model.block_tokens} tokens",
-        color=_INK,
+        color=INK,
     )
     for row, transport in zip(figure.subplots(len(transports), 3, squeeze=False), transports, strict=True):
         _latency(row[0], study, transport)
@@ -36,7 +36,7 @@ def draw(study: Study, path: Path) -> None:
 
 
 def _latency(axis: Any, study: Study, transport: str) -> None:
-    _dress(axis, f"{transport}: one prompt's KV", "tokens", "ms")
+    dress(axis, f"{transport}: one prompt's KV", "ms", "tokens")
     for (blocks, connections), points in _curves(study, transport).items():
         style = "-" if connections == min(study.config.connections) else "--"
         axis.plot(
@@ -47,7 +47,7 @@ def _latency(axis: Any, study: Study, transport: str) -> None:
 
 
 def _calls(axis: Any, study: Study, transport: str) -> None:
-    _dress(axis, f"{transport}: calls", "tokens", "runs of memory")
+    dress(axis, f"{transport}: calls", "runs of memory", "tokens")
     for (blocks, connections), points in _curves(study, transport).items():
         if connections == min(study.config.connections):
             axis.plot(
@@ -58,7 +58,7 @@ def _calls(axis: Any, study: Study, transport: str) -> None:
 
 
 def _over_load(axis: Any, study: Study, transport: str) -> None:
-    _dress(axis, f"{transport}: arrival to KV at the peer", "load", "ms, mean (line) and P99 (dots)")
+    dress(axis, f"{transport}: arrival to KV at the peer", "ms, mean (line) and P99 (dots)", "load")
     curves: dict[str, list[Any]] = {}
     for point in study.granularity:
         if point.transport == transport:
@@ -78,18 +78,9 @@ def _curves(study: Study, transport: str) -> dict[tuple[str, int], list[Any]]:
     return curves
 
 
-def _dress(axis: Any, title: str, across: str, up: str) -> None:
-    axis.set_title(title, fontsize=10, color=_INK)
-    axis.set_xlabel(across, fontsize=9)
-    axis.set_ylabel(up, fontsize=9)
-    axis.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-
-
 def _finish(axis: Any, *, log: bool) -> None:
     if not axis.lines:
-        axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color=_INK)
+        axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color=INK)
         return
     if log:
         axis.set_xscale("log", base=2)
