@@ -252,5 +252,11 @@ def quick(config: InstanceConfig, **changes: Any) -> InstanceConfig:
     return dataclasses.replace(config, **changes)
 
 
+def spoken(config: InstanceConfig) -> FakeInstance:
+    """One that prints a line."""
+    sys.stderr.write(f"{config.name} is a fake\n")
+    return FakeInstance(config)
+
+
 if __name__ == "__main__":
-    sys.exit(run_process(InstanceConfig, FakeInstance, "ref_instance"))
+    sys.exit(run_process(InstanceConfig, spoken, "ref_instance"))

@@ -139,6 +139,11 @@ def test_a_demo_whose_requests_fail_says_so_and_exits_with_1(tmp_path: Path) -> 
     assert [row.get("answer_tokens") for row in found["requests"]] == [4, None]
 
 
+def test_the_help_of_plan_names_its_tables() -> None:
+    result = run("plan", "--help", COLUMNS="200")
+    assert "TOML: [devices], [[models]] with model and trace each." in result.stdout
+
+
 DEPLOYMENT = """
 [door]
 listen = "127.0.0.1:0"
@@ -170,6 +175,9 @@ def test_config_show_prints_value_and_source_and_no_secret(tmp_path: Path) -> No
     [
         ("restart = 3", "unknown key 'restart'; did you mean 'restart_s'?"),
         ("[membership]\nheartbeat_s = 9.0", "heartbeat_s=9.0 must be positive and under a third of ttl_s=10.0"),
+        ('[door.routing]\npolicy = "best"', "policy='best' is none of "),
+        ('[door]\nmax_body = "8 apples"', "max_body='8 apples' is no size"),
+        ('model = "/no/such/model"', "model '/no/such/model' is no directory"),
         ("[door]\nmax_inflight = 3", "unknown key 'door.max_inflight'; did you mean 'max_in_flight'?"),
     ],
 )

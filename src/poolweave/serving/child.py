@@ -18,6 +18,7 @@ from poolweave.serving.lifeline import hear, send_config
 
 _STOP_S = 10.0
 _LOG_TAIL_BYTES = 2000
+_LINES_BYTES = 1 << 16  # of output at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ def instance_program(config: InstanceConfig) -> Program:
 class Child:
     """Started at construction; `wait_ready` gives its address. `close` always leaves the process reaped.
 
-    What it prints goes to an unlinked temporary file, of which the end is shown when it dies at its start.
+    It has a session of its own: Ctrl-C at a terminal reaches this process alone, which ends it in order. What it prints
+    goes to an unlinked temporary file, of which the end is shown when it dies at its start.
     """
 
     def __init__(self, program: Program) -> None:
@@ -46,6 +48,7 @@ class Child:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         ours, theirs = socket.socketpair()
         self._line = ours
+        self._heard = 0  # bytes that new_lines gave
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", program.module, "--lifeline", str(theirs.fileno())],
@@ -54,6 +57,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 env=_environment(program.num_threads),
+                start_new_session=True,
             )
         except BaseException:
             self._line.close()
@@ -97,6 +101,14 @@ class Child:
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         return tail.decode(errors="replace").strip() or "(nothing)"
+
+    def new_lines(self) -> list[str]:
+        """The whole lines that it printed since the last call."""
+        printed = os.pread(self._log.fileno(), _LINES_BYTES, self._heard)
+        end = len(printed) if len(printed) == _LINES_BYTES else printed.rfind(b"\n") + 1
+        whole = printed[:end]
+        self._heard += len(whole)
+        return whole.decode(errors="replace").splitlines()
 
     def kill(self) -> None:
         """SIGKILL, and reap it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ref_words import save_words, text_of
 from poolweave.config import from_mapping
 from poolweave.errors import AddressInUse
 from poolweave.serving.child import Program
-from poolweave.serving.deployment import Deployment, DeploymentConfig
+from poolweave.serving.deployment import Deployment, DeploymentConfig, Onlooker, StartStopped
 from poolweave.serving.instance_config import InstanceConfig
 
 pytestmark = pytest.mark.multiproc
@@ -64,9 +65,15 @@ def fakes() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def deployment(words: Path, fakes: None) -> Iterator[Deployment]:
     told: list[str] = []
-    with Deployment(settings(words), lambda name, address: told.append(name)) as made:
+    printed: list[tuple[str, str]] = []
+    onlooker = Onlooker(
+        up=lambda name, address: told.append(name), printed=lambda name, line: printed.append((name, line))
+    )
+    with Deployment(settings(words), onlooker) as made:
         assert told[:2] == ["coordinator", "door"]
         assert set(told) == set(made.pids)
+        names = set(told) - {"coordinator", "door"}
+        until(lambda: {(name, f"{name} is a fake") for name in names} <= set(printed), "what they print is heard")
         yield made
     assert not psutil.Process().children(recursive=True), "no process is left"
 
@@ -117,3 +124,15 @@ def test_a_door_that_cannot_start_ends_everything(words: Path) -> None:
         with pytest.raises(AddressInUse, match="set listen to another one"):
             Deployment(settings(words, door={"listen": listen}))
     assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_the_end_asked_for_during_the_start_comes_at_once(words: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    ending = threading.Event()
+    with pytest.raises(StartStopped):  # the coordinator is up, the others are on their way
+        Deployment(settings(words), Onlooker(up=lambda name, address: ending.set(), ending=ending))
+    assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_ctrl_c_at_a_terminal_reaches_no_part(deployment: Deployment) -> None:
+    assert all(os.getsid(pid) == pid for pid in deployment.pids.values())

@@ -119,6 +119,7 @@ def test_what_is_not_supported_is_a_typed_400_that_names_it(
         ({"prompt": "x", "temperature": -1}, "temperature: Input should be greater than or equal to 0"),
         ({"prompt": "x", "max_tokens": 5000}, "leaves room for 4095 of an answer, 5000 were asked for"),
         ({"prompt": "y" * 5000}, "the prompt has 5000 tokens, which leaves room for 0"),
+        ({"prompt": "y" * 5000}, "the model has 4096 positions (max_position_embeddings in its config.json)"),
         ({"prompt": []}, "the prompt is empty"),
         ({}, "prompt: Field required"),
     ],

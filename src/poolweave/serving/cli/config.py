@@ -21,8 +21,12 @@ _Kind = Annotated[str, typer.Option(help=f"What it configures: {', '.join(_KINDS
 
 @config.command()
 def check(file: _File, kind: _Kind = "deployment") -> None:
-    """Say whether a file can be used; the first thing wrong with it otherwise."""
-    _read(file, kind)
+    """Say whether a file can be used here; the first thing wrong with it otherwise."""
+    from poolweave.serving.engine.model_directory import BUILT_IN, model_directory
+
+    settings, _ = _read(file, kind)
+    if settings["model"] not in BUILT_IN:
+        model_directory(settings["model"])
     typer.echo(f"{file} is a usable {kind} file")
 
 

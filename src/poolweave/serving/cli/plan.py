@@ -9,7 +9,7 @@ import typer
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="TOML: [devices], [[models]] with model and trace each.")],
+    file: Annotated[Path, typer.Argument(help="TOML: \\[devices], [\\[models]] with model and trace each.")],
     out: Annotated[Path, typer.Option(help="The plan file, as JSON.")] = Path("plan.json"),
     plot: Annotated[Path | None, typer.Option(help="The picture; default: beside the plan file, as .png.")] = None,
 ) -> None:

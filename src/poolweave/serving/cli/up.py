@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -16,11 +17,13 @@ def up(
     config: Annotated[Path, typer.Argument(help="TOML file of the deployment.", metavar="DEPLOYMENT.TOML")],
     json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")] = False,
 ) -> None:
-    """Start a whole deployment: registry, instances and HTTP door. Ctrl-C or SIGTERM drains and ends it."""
+    """Start a whole deployment: registry, instances and HTTP door. Ctrl-C or SIGTERM drains and ends it.
+
+    What the processes print (warnings, tracebacks) comes on stderr after their names."""
     from rich.console import Console
 
     from poolweave.config import load
-    from poolweave.serving.deployment import Deployment, DeploymentConfig
+    from poolweave.serving.deployment import Deployment, DeploymentConfig, Onlooker, StartStopped
 
     settings = load(config, DeploymentConfig)
     ending = threading.Event()
@@ -38,14 +41,23 @@ def up(
         else:
             console.print(f"[{started}/{parts}] {name} at {address}", markup=False, highlight=False)
 
-    with Deployment(settings, progress) as deployment:
-        if json_lines:
-            _say({"event": "ready", "url": deployment.url, "registry": deployment.registry, "pids": deployment.pids})
-        else:
-            console.print(f"serving at {deployment.url}/v1 (Ctrl-C ends it)", markup=False, highlight=False)
-        ending.wait()
-        if not json_lines:
-            console.print("draining")
+    def printed(name: str, line: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads stderr any more: the part runs on
+            console.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
+
+    try:
+        with Deployment(settings, Onlooker(up=progress, printed=printed, ending=ending)) as deployment:
+            if json_lines:
+                _say(
+                    {"event": "ready", "url": deployment.url, "registry": deployment.registry, "pids": deployment.pids}
+                )
+            else:
+                console.print(f"serving at {deployment.url}/v1 (Ctrl-C ends it)", markup=False, highlight=False)
+            ending.wait()
+            if not json_lines:
+                console.print("draining")
+    except StartStopped:
+        console.print("ended before everything was up")
 
 
 def _say(line: dict[str, object]) -> None:

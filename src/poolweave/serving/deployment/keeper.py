@@ -18,11 +18,17 @@ _MOST_S = 30.0  # between two starts of what fails again and again
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """How a service is kept: bounds of its start and of restarts, and how its settings name an address."""
+    """How a service is kept: bounds of its start and of restarts, how its settings name an address, and who hears what
+    it prints (its name, a line; in the keeper's thread)."""
 
     start_timeout_s: float
     restart_s: float
     at: Callable[[Program, str], Program] = lambda program, address: program
+    hear: Callable[[str, str], None] = lambda name, line: None
+
+
+class StartStopped(Exception):
+    """Somebody asked for the end while things were starting."""
 
 
 class Keeper:
@@ -41,9 +47,14 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name=f"keeper-{self.name}", daemon=True)
         self._thread.start()
 
-    def wait_ready(self) -> str:
-        """-> its address, the same after restarts. Raises what kept it from starting the first time."""
-        self._started.wait()
+    def wait_ready(self, ending: threading.Event | None = None) -> str:
+        """-> its address, the same after restarts. Raises what kept it from starting the first time, and StartStopped
+        when `ending` is set before that is known."""
+        known = False
+        while not known:
+            if ending is not None and ending.is_set():
+                raise StartStopped
+            known = self._started.wait(_LOOK_S)
         if self._error is not None:
             raise self._error
         assert self._address is not None
@@ -92,19 +103,27 @@ class Keeper:
         """One life, from its start to its end."""
         program = self._program if self._address is None else self._upkeep.at(self._program, self._address)
         child = self._child = Child(program)
+        if self._ending.is_set():  # since before begin_stop could see the child
+            child.begin_stop()
         try:
             address = child.wait_ready(self._upkeep.start_timeout_s)
             self._address = self._address or address
             self._started.set()
             while child.alive and not self._ending.wait(_LOOK_S):
-                pass
+                self._hear(child)
             if not self._ending.is_set():
                 logger.warning("%s ended with %s: %s", self.name, child.exit_code, child.last_words())
             while child.alive:
                 child.begin_stop()
                 threading.Event().wait(_LOOK_S)
+            self._hear(child)
         finally:
             child.close()
+
+    def _hear(self, child: Child) -> None:
+        while lines := child.new_lines():
+            for line in lines:
+                self._upkeep.hear(self.name, line)
 
 
 def at_listen(prefix: str = "") -> Callable[[Program, str], Program]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -17,9 +15,9 @@ from poolweave import __version__
 from poolweave.errors import PoolweaveError
 from poolweave.serving.door.answer_text import AnswerText
 from poolweave.serving.door.ask import Ask
-from poolweave.serving.door.config import KeyConfig
 from poolweave.serving.door.documents import ChatDocuments, CompletionDocuments, Documents
-from poolweave.serving.door.failure import Failure, Refusal, failure_of
+from poolweave.serving.door.entrance import Entrance, error_response, failure_response
+from poolweave.serving.door.failure import Failure, Refusal
 from poolweave.serving.door.gate import TurnedAway
 from poolweave.serving.door.house import House
 from poolweave.serving.door.response import AnswerResponse, Delivery
@@ -34,39 +32,35 @@ _ERROR: dict[str, Any] = {
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or with `stream` its chunks as server-sent events",
           "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}},
-    **{status: _ERROR for status in (400, 401, 404, 429, 500, 503, 504)},
+    **{status: _ERROR for status in (400, 401, 404, 413, 429, 500, 503, 504)},
 }  # fmt: skip
-_CLIENT_ID = re.compile(r"[!-~]{1,128}")
 
 
 def create_app(house: House, lifespan: Lifespan | None = None) -> FastAPI:
     """The ASGI application over a house."""
     app = FastAPI(title="poolweave", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Entrance, house=house, max_body_bytes=house.max_body_bytes)
 
     @app.post("/v1/chat/completions", responses=_ANSWERS)
     async def chat(request: Request, asked: ChatRequest) -> Response:
         """Answer a conversation."""
-        tenant = _tenant(house, request)
-        return _answer(house, request, tenant, asked, lambda: house.reception.chat(asked, tenant), ChatDocuments)
+        return _answer(house, request, asked, lambda: house.reception.chat(asked, request.state.tenant), ChatDocuments)
 
     @app.post("/v1/completions", responses=_ANSWERS)
     async def completion(request: Request, asked: CompletionRequest) -> Response:
         """Continue a text."""
-        tenant = _tenant(house, request)
         return _answer(
-            house, request, tenant, asked, lambda: house.reception.completion(asked, tenant), CompletionDocuments
+            house, request, asked, lambda: house.reception.completion(asked, request.state.tenant), CompletionDocuments
         )
 
     @app.get("/v1/models", responses={401: _ERROR})
-    async def models(request: Request) -> dict[str, Any]:
+    async def models() -> dict[str, Any]:
         """What is served."""
-        _tenant(house, request)
         return {"object": "list", "data": [_model(house)]}
 
     @app.get("/v1/models/{name:path}", responses={401: _ERROR, 404: _ERROR})
-    async def model(request: Request, name: str) -> dict[str, Any]:
+    async def model(name: str) -> dict[str, Any]:
         """One model."""
-        _tenant(house, request)
         if name != house.model:
             message = f"the model {name[:100]!r} is not served here; there is {house.model!r}"
             raise Refusal(Failure(status=404, message=message, code="model_not_found", param="model"))
@@ -99,9 +93,8 @@ def _operations(app: FastAPI, house: House) -> None:
         return Response(house.metrics_text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/deployment")
-    async def deployment(request: Request) -> dict[str, Any]:
+    async def deployment() -> dict[str, Any]:
         """The members and their loads, for `poolweave top`."""
-        _tenant(house, request)
         return house.deployment()
 
 
@@ -109,26 +102,24 @@ def _errors(app: FastAPI, house: House) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
         said = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "json_invalid":  # its place is a position in the body
+            said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+            return failure_response(request, Failure(status=400, message=said, code="invalid_request"))
+        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
         message = f"{param}: {said}" if param else said
-        return _failed(request, Failure(status=400, message=message, code="invalid_request", param=param))
+        return failure_response(request, Failure(status=400, message=message, code="invalid_request", param=param))
 
     async def wrong_path(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = _failed(
-            request, Failure(status=error.status_code, message=str(error.detail), code="invalid_request")
-        )
+        code = "body_too_large" if error.status_code == 413 else "invalid_request"
+        failure = Failure(status=error.status_code, message=str(error.detail), code=code)
+        response = failure_response(request, failure)
         response.headers.update(error.headers or {})
         return response
 
     async def refused(request: Request, error: Exception) -> Response:
-        failure = failure_of(error, house.retry_after_s)
-        if isinstance(error, TurnedAway):
-            house.metrics.turned_away(error.reason.value, error.tenant)
-        else:
-            house.metrics.failed(failure.status)
-        return _failed(request, failure)
+        return error_response(house, request, error)
 
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, wrong_path)
@@ -139,12 +130,11 @@ def _errors(app: FastAPI, house: House) -> None:
 def _answer(
     house: House,
     request: Request,
-    tenant: KeyConfig,
     asked: ChatRequest | CompletionRequest,
     ask_of: Callable[[], Ask],
     documents: Callable[[str, str, bool], Documents],
 ) -> Response:
-    place = house.gate.enter(tenant)
+    place = house.gate.enter(request.state.tenant)
     try:
         ask = ask_of()
         delivery = Delivery(
@@ -157,28 +147,12 @@ def _answer(
             retry_after_s=house.retry_after_s,
             streams=asked.stream,
             shows_usage=asked.include_usage,
-            client_id=_client_id(request),
+            client_id=request.state.client_id,
         )
     except BaseException:
         place.leave()
         raise
     return AnswerResponse(delivery)
-
-
-def _tenant(house: House, request: Request) -> KeyConfig:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return house.gate.tenant(key.strip() if scheme.lower() == "bearer" else None)
-
-
-def _client_id(request: Request) -> str:
-    """The client's own name for this request, echoed; one of ours where it has none that can be."""
-    given = request.headers.get("x-request-id", "")
-    return given if _CLIENT_ID.fullmatch(given) else secrets.token_hex(16)
-
-
-def _failed(request: Request, failure: Failure) -> Response:
-    headers = {**failure.headers, "X-Request-Id": _client_id(request)}
-    return Response(failure.body, failure.status, headers, "application/json")
 
 
 def _model(house: House) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from poolweave.errors import ConfigError
 from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep
 from poolweave.scheduler.membership import MembershipConfig
+from poolweave.scheduler.routes import SchedulerConfig
 from poolweave.serving.flows import flow_named
+from poolweave.types import parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +48,24 @@ def _smollm2_on_a_cpu() -> ArchitectureModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
-    """How instances are chosen: `policy` of poolweave.scheduler, with the times that `cost` predicts."""
+    """How instances are chosen: `policy` of poolweave.scheduler, with the times that `cost` predicts.
+    Raises ConfigError for a policy that is none."""
 
     policy: str = "prompt_tree"
     tree_ttl_s: float = 300.0
     cost: ArchitectureModel = field(default_factory=_smollm2_on_a_cpu)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        SchedulerConfig(policy=self.policy, tree_ttl_s=self.tree_ttl_s, seed=self.seed)  # its checks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorConfig:
-    """`max_in_flight` bounds the requests that wait or run; more are refused with 429. `timeout_s` bounds one request,
-    `attempts` how often it is tried on other instances, `wait_s` how long it waits for an instance to come back.
-    Without `keys` anybody may ask. Raises ConfigError for values out of range and for a flow that is none."""
+    """`max_in_flight` bounds the requests that wait or run; more are refused with 429. `max_body` bounds the bytes of
+    one; a larger one is refused with 413 before it is read. `timeout_s` bounds one request, `attempts` how often it is
+    tried on other instances, `wait_s` how long it waits for an instance to come back. Without `keys` anybody may ask.
+    Raises ConfigError for values out of range and for a flow that is none."""
 
     registry: str = ""
     model: str = "smollm2"
@@ -67,6 +74,7 @@ class DoorConfig:
     flow: str = "pd-caching-3"
     keys: tuple[KeyConfig, ...] = ()
     max_in_flight: int = 256
+    max_body: str | int = "8MiB"
     timeout_s: float = 600.0
     wait_s: float = 10.0
     drain_s: float = 30.0
@@ -80,6 +88,7 @@ class DoorConfig:
             if getattr(self, setting) < 1:
                 value = getattr(self, setting)
                 raise ConfigError(f"{setting} must be at least 1, got {value}", setting=setting, value=value, limit=1)
+        parse_bytes(self.max_body, "max_body")
         for setting in ("timeout_s", "wait_s", "drain_s"):
             if getattr(self, setting) <= 0:
                 value = getattr(self, setting)

@@ -39,7 +39,10 @@ class Failure:
     @property
     def document(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {
+            "error": {name: text and text.encode(errors="backslashreplace").decode() for name, text in error.items()}
+        }
 
     @property
     def headers(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from poolweave.serving.door.metrics import Metrics
 from poolweave.serving.door.prompter import load_prompter
 from poolweave.serving.door.reception import Reception
 from poolweave.serving.messages import Counters, Stats
-from poolweave.types import Role
+from poolweave.types import Role, parse_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class House:
     def __init__(self, config: DoorConfig) -> None:
         routing = config.routing
         self.model = config.served_name or _name_of(config.model)
+        self.max_body_bytes = parse_bytes(config.max_body, "max_body")
         self.started_s = time.time()
         self.prompter = load_prompter(config.model)
         self.scheduler = GlobalScheduler(

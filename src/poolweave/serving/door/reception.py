@@ -84,10 +84,13 @@ class Reception:
         if not prompt:
             raise Refusal(Failure(status=400, message="the prompt is empty", code="invalid_request", param="prompt"))
         if room < 1 or (wanted or 0) > room:
-            message = f"the prompt has {len(prompt)} tokens, which leaves room for {max(0, room)} of an answer" + (
-                f", {wanted} were asked for" if wanted else ""
+            message = (
+                f"the prompt has {len(prompt)} tokens, which leaves room for {max(0, room)} of an answer"
+                + (f", {wanted} were asked for" if wanted else "")
+                + f": the model has {model.max_positions} positions (max_position_embeddings in its config.json)"
             )
-            raise Refusal(Failure(status=400, message=message, code="context_length_exceeded", param="max_tokens"))
+            param = None if room < 1 else "max_tokens"
+            raise Refusal(Failure(status=400, message=message, code="context_length_exceeded", param=param))
         return room if wanted is None else wanted
 
 

@@ -7,11 +7,26 @@ and ignored; unknown ones are refused, with what was meant.
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 _MAX_TOKENS = 1 << 24
+_SURROGATE = re.compile("[\ud800-\udfff]")
+T = TypeVar("T")
+
+
+def _whole_characters(value: T) -> T:
+    """JSON can spell half a character (a lone surrogate), which no encoding and no tokenizer knows."""
+    texts = value if isinstance(value, list) and value and isinstance(value[0], str) else [value]
+    for text in texts:
+        if isinstance(text, str) and _SURROGATE.search(text):
+            raise ValueError("the text has half a character, a lone surrogate such as \\ud800; send whole ones")
+    return value
+
+
+_Whole = AfterValidator(_whole_characters)
 
 
 class StreamOptions(BaseModel):
@@ -31,13 +46,13 @@ class _Request(BaseModel):
     max_tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: Annotated[str | Annotated[list[str], Field(max_length=16)] | None, _Whole] = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     ignore_eos: bool = False
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    user: Annotated[str, Field(max_length=1024)] | None = None
-    session_id: Annotated[str, Field(max_length=1024)] | None = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=1024), _Whole] = None
+    user: Annotated[str | None, Field(max_length=1024), _Whole] = None
+    session_id: Annotated[str | None, Field(max_length=1024), _Whole] = None
     n: int | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
@@ -88,7 +103,7 @@ class TextPart(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     type: str
-    text: str | None = None
+    text: Annotated[str | None, _Whole] = None
 
 
 class Message(BaseModel):
@@ -96,7 +111,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, _Whole] = None
 
     @property
     def unsupported(self) -> str | None:
@@ -155,7 +170,7 @@ class CompletionRequest(_Request):
         "best_of": (1,), "echo": (False,), "logprobs": (0,), "suffix": ("",)
     }  # fmt: skip
 
-    prompt: str | list[_Token] | list[str] | list[list[_Token]]
+    prompt: Annotated[str | list[_Token] | list[str] | list[list[_Token]], _Whole]
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None

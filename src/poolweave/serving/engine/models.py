@@ -18,16 +18,15 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from poolweave.errors import ConfigError, ModelNotFound, ModelUnsupported, WeightsMismatch
+from poolweave.errors import ConfigError, ModelUnsupported, WeightsMismatch
 from poolweave.index import Identity
 from poolweave.serving.engine.attention import ATTENTION, PoolCache
 from poolweave.serving.engine.batch import Batch, Row
 from poolweave.serving.engine.fingerprint import weights_digest
+from poolweave.serving.engine.model_directory import model_directory
 from poolweave.serving.engine.planes import KVPlanes, torch_dtype
-from poolweave.serving.engine.smollm2 import smollm2_directory
 from poolweave.transfer import KVLayout
 
-_BUILT_IN = {"smollm2": smollm2_directory}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _DYNAMIC_ROPE = (
     "dynamic",
@@ -57,7 +56,7 @@ def load_model(
     """
     if device != "cpu":
         raise ConfigError(f"device={device!r}: this engine runs on 'cpu'", setting="device", value=device)
-    path = _directory(path_or_name)
+    path = model_directory(path_or_name)
     config = _config(path)
     _refuse(config)
     layout = _layout(config, dtype, block_tokens)
@@ -73,22 +72,6 @@ def load_model(
         eos_token_ids=_eos(model),
         max_positions=config.max_position_embeddings,
     )
-
-
-def _directory(path_or_name: str | Path) -> Path:
-    built_in = _BUILT_IN.get(str(path_or_name))
-    if built_in is not None:
-        return built_in()
-    path = Path(path_or_name)
-    if not path.is_dir():
-        raise ModelNotFound(
-            f"{path} is no directory; give a local Hugging Face model directory or one of {sorted(_BUILT_IN)}",
-            path=str(path),
-        )
-    for pattern, what in (("config.json", "config.json"), ("*.safetensors", "safetensors weights")):
-        if not any(path.glob(pattern)):
-            raise ModelNotFound(f"{path} holds no {what}", path=str(path))
-    return path
 
 
 def _config(path: Path) -> Any:
