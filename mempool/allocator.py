@@ -9,6 +9,7 @@ import numpy as np
 from poolweave.errors import AllocTimeout, ConfigError, OutOfBlocks, QuotaExceeded
 from poolweave.mempool.quotas import NO_LIMIT, NOBODY
 from poolweave.mempool.reclaim import Reclaimer
+from poolweave.mempool.refused import refuse_count
 from poolweave.mempool.resizer import Resizer
 from poolweave.mempool.space import BlockSpace
 from poolweave.mempool.waiters import TaskGate, ThreadGate, Turn, WaitQueue
@@ -107,10 +108,10 @@ class Allocator:
 
     def require_possible(self, num_blocks: int, tier: Tier, tenant: int = NOBODY) -> None:
         """Raises OutOfBlocks for more than the tiers can ever hold, QuotaExceeded for more than the tenant may have,
-        ValueError for less than none.
+        ConfigError for less than none.
         """
         if num_blocks < 0:
-            raise ValueError(f"num_blocks must not be negative, got {num_blocks}")
+            refuse_count(num_blocks)
         if num_blocks > sum(self._space.tiers[number].cap_slots for number in self._numbers(tier)):
             raise self.out_of_blocks(num_blocks, tier, OutOfBlocks, "")
         if tenant != NOBODY and num_blocks > self._quota(tier, tenant)[0]:

@@ -29,6 +29,7 @@ from poolweave.mempool.pool_parts import BlocksLike
 from poolweave.mempool.pool_tiers import PoolTiers
 from poolweave.mempool.pool_transfers import PoolTransfers
 from poolweave.mempool.reclaim import Reclaimer
+from poolweave.mempool.refused import refuse_identity, refuse_request
 from poolweave.mempool.resizer import Resizer
 from poolweave.mempool.stats import PoolStats
 from poolweave.mempool.store import PoolStore
@@ -105,20 +106,28 @@ class MemPool(PoolTiers, PoolTransfers):
 
         `Tier.HBM | Tier.DRAM` takes either, HBM first. When blocks are short, historical ones are demoted to DRAM or
         evicted, in one pass at most. With `timeout` (seconds) it waits its turn without the GIL. Raises OutOfBlocks
-        with the figures; AllocTimeout (also a TimeoutError) at the deadline. About 20 ns a block in batches of 128.
+        with the figures; AllocTimeout (also a TimeoutError) at the deadline; ConfigError. 20 ns a block, 128 at once.
         `ns` says whose quota pays: a tenant that would pass it gives up history of its own, or QuotaExceeded is raised.
         """
-        if timeout is None and self._uncounted:
-            blocks = self._table.alloc_blocks(num_blocks, tier._value_)
-            return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
-        return self._alloc_for(num_blocks, tier, timeout, self._catalogue.tenant(ns))
+        try:
+            if timeout is None and self._uncounted:
+                blocks = self._table.alloc_blocks(num_blocks, tier._value_)
+                return blocks if blocks is not None else Blocks(self._allocator.alloc(num_blocks, tier), self._epoch)
+            return self._alloc_for(num_blocks, tier, timeout, self._catalogue.tenant(ns))
+        except (TypeError, AttributeError, ValueError):
+            refuse_request(num_blocks, tier, timeout)
+            raise
 
     async def alloc_async(
         self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None, ns: int | None = None
     ) -> Blocks:  # fmt: skip
         """alloc() that waits as a task, for ever when `timeout` is None. Cancelling it allocates nothing."""
         tenant = self._catalogue.tenant(ns)
-        return Blocks(await self._allocator.alloc_async(num_blocks, tier, timeout, tenant), self._epoch)
+        try:
+            return Blocks(await self._allocator.alloc_async(num_blocks, tier, timeout, tenant), self._epoch)
+        except (TypeError, AttributeError):
+            refuse_request(num_blocks, tier, timeout)
+            raise
 
     def free(self, blocks: BlocksLike) -> None:
         """Drop one of the caller's references on each; the last one frees a block that is not indexed."""
@@ -145,8 +154,16 @@ class MemPool(PoolTiers, PoolTransfers):
         if layers is None:
             self._space.seal(self._handles(blocks))
             return
-        if layers.step != 1 or layers.start < 0:
-            raise ConfigError(f"layers={layers} does not name layers in order", setting="layers", value=str(layers))
+        try:
+            right = layers.step == 1 and layers.start >= 0
+        except AttributeError:
+            right = False
+        if not right:
+            raise ConfigError(
+                f"layers={layers!r} is no range of layers in order, such as range(0, 4)",
+                setting="layers",
+                value=str(layers),
+            )
         handles = self._handles(blocks)
         self._table.seal_layers(handles, layers.start, max(layers.start, layers.stop))
         if layers.stop == self.layout.num_layers and self._space.on_sealed is not None:
@@ -178,8 +195,15 @@ class MemPool(PoolTiers, PoolTransfers):
     # --- index ----------------------------------------------------------------------------------------------
 
     def namespace(self, identity: Identity) -> int:
-        """The small int that stands for `identity` in `ns` arguments; ns=None is the pool's default identity."""
-        return self._catalogue.namespace(identity)
+        """The small int that stands for `identity` in `ns` arguments; ns=None is the pool's default identity.
+
+        Raises ConfigError for what is no Identity.
+        """
+        try:
+            return self._catalogue.namespace(identity)
+        except (TypeError, AttributeError):
+            refuse_identity(identity)
+            raise
 
     def match(self, tokens: TokenIds, ns: int | None = None, *, promote: bool = False) -> Hit:
         """The longest indexed prefix of `tokens`, whole blocks only, pinned until the Hit is closed or taken.
@@ -195,9 +219,10 @@ class MemPool(PoolTiers, PoolTransfers):
     def insert(self, tokens: TokenIds, blocks: BlocksLike, ns: int | None = None) -> Indexed:
         """Index sealed `blocks` by `tokens`: when their last reference is freed they stay, as history.
 
-        Only whole blocks are indexed, a partial last one is not. Blocks whose places were indexed already are returned
-        as `duplicates`; their references stay the caller's. Raises NotSealed, and ConfigError for a block that is given
-        twice or indexed elsewhere.
+        Only whole blocks are indexed, and as many as `tokens` and `blocks` both have: what either has beyond the other
+        is left out, and the references to such blocks stay the caller's. Blocks whose places were indexed already are
+        returned as `duplicates`; their references stay the caller's. Raises NotSealed, and ConfigError for a block that
+        is given twice or indexed elsewhere.
         """
         return self._catalogue.insert(as_tokens(tokens), self._handles(blocks), ns)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from poolweave.errors import ConfigError
 from poolweave.mempool.pool_parts import BlocksLike, PoolParts
+from poolweave.mempool.refused import refuse_count
 from poolweave.mempool.space import DRAM, HBM
 from poolweave.types import Tier, parse_bytes
 
@@ -18,6 +19,7 @@ class PoolTiers(PoolParts):
 
         Where DRAM is full, its own oldest are dropped for them. Handles stay. Raises ConfigError without a DRAM tier.
         """
+        refuse_count(num_blocks)
         if not self._space.has_dram:
             raise ConfigError("this pool has no DRAM tier; create it with dram=...", setting="dram", value=0)
         with self._space.lock:
