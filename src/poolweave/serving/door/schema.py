@@ -19,8 +19,9 @@ T = TypeVar("T")
 
 def _whole_characters(value: T) -> T:
     """JSON can spell half a character (a lone surrogate), which no encoding and no tokenizer knows."""
-    texts = value if isinstance(value, list) and value and isinstance(value[0], str) else [value]
-    for text in texts:
+    items = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    for item in items:
+        text = item.text if isinstance(item, TextPart) else item
         if isinstance(text, str) and _SURROGATE.search(text):
             raise ValueError("the text has half a character, a lone surrogate such as \\ud800; send whole ones")
     return value
@@ -103,7 +104,7 @@ class TextPart(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     type: str
-    text: Annotated[str | None, _Whole] = None
+    text: str | None = None
 
 
 class Message(BaseModel):
