@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from poolweave.index import Match, RadixIndex
+from poolweave.index import Identity, Match, RadixIndex
 from poolweave.types import TokenIds
 
 _MODEL_SHIFT = 32  # a payload is the model's number on the board, then the block's in its range
@@ -22,6 +22,7 @@ class History:
     def __init__(self, block_tokens: int) -> None:
         self._index = RadixIndex(block_tokens=block_tokens)
         self._block_tokens = block_tokens
+        self._namespaces: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._index)
@@ -29,16 +30,16 @@ class History:
     def match(self, model: int, tokens: TokenIds) -> Match:
         """The longest known prefix, pinned until the result is closed. At least one token stays to be computed."""
         whole = (len(tokens) - 1) // self._block_tokens * self._block_tokens
-        return self._index.match(tokens[:whole], model, pin=True)
+        return self._index.match(tokens[:whole], self._namespace(model), pin=True)
 
     def count(self, model: int, tokens: TokenIds) -> int:
         """Tokens of the longest known prefix; this is no use of it."""
-        return self._index.match(tokens, model, touch=False).num_tokens
+        return self._index.match(tokens, self._namespace(model), touch=False).num_tokens
 
     def keep(self, model: int, tokens: TokenIds, blocks: tuple[int, ...]) -> set[int]:
         """Index `blocks`, one for each whole block of `tokens`. -> those not taken: their tokens are known already"""
         payloads = np.array(blocks, np.uint64) | np.uint64(model << _MODEL_SHIFT)
-        inserted = self._index.insert(tokens, payloads, model)
+        inserted = self._index.insert(tokens, payloads, self._namespace(model))
         return set(blocks_of(inserted.duplicates))
 
     def evict(self, count: int) -> Iterator[tuple[int, int]]:
@@ -47,7 +48,13 @@ class History:
 
     def drop(self, model: int) -> Iterator[tuple[int, int]]:
         """Give up all of a model that no request uses."""
-        return _split(self._index.clear(model))
+        return _split(self._index.clear(self._namespace(model)))
+
+    def _namespace(self, model: int) -> int:
+        """A model's own prefixes: what another one computed for the same tokens is no use to it."""
+        if model not in self._namespaces:
+            self._namespaces[model] = self._index.namespace(Identity(model=str(model)))
+        return self._namespaces[model]
 
 
 def blocks_of(payloads: np.ndarray) -> tuple[int, ...]:
