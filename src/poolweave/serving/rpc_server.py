@@ -34,6 +34,7 @@ from poolweave.serving.messages import (
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0  # a peer that is silent (its host is gone) for five of these is dropped
+_PROBES_S = (0.0, 0.02, 0.1, 0.5, 2.0)  # after a connection has ended, when clients are tried
 _MAX_QUEUED = 100_000  # replies a client may lag behind before it counts as gone
 
 
@@ -90,6 +91,7 @@ class RpcServer:
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._probes: list[float] = []  # when clients are tried next
 
     @property
     def address(self) -> str:
@@ -113,17 +115,16 @@ class RpcServer:
         poller = zmq.Poller()
         for source in (self._router, self._monitor, self._wake):
             poller.register(source, zmq.POLLIN)
-        next_s = time.monotonic()
+        next_s = time.monotonic() if tick_s is not None else math.inf
         while not self._stopping:
-            for source, _ in poller.poll(
-                None if tick_s is None else max(0, math.ceil((next_s - time.monotonic()) * 1000))
-            ):
+            for source, _ in poller.poll(_wait_ms(min([next_s, *self._probes]))):
                 if source is self._router:
                     self._receive(handle)
                 elif source is self._monitor:
-                    self._probe()
+                    self._hear_of_ends()
                 else:
                     self._drain_wake()
+            self._probe()
             if tick_s is not None and time.monotonic() >= next_s:
                 tick()
                 next_s = time.monotonic() + tick_s
@@ -180,11 +181,19 @@ class RpcServer:
                 logger.exception("%s: request %d failed", self._name, request_id)
                 self.post(Caller(client, request_id, None, self), Failure(ErrorInfo.of(error)))
 
-    def _probe(self) -> None:
-        """A connection ended; ZeroMQ does not say whose. A reply to no request reaches every client but the gone."""
+    def _hear_of_ends(self) -> None:
+        """Connections ended; ZeroMQ says neither whose, nor waits with saying so until the way to it is closed."""
         with contextlib.suppress(zmq.Again):
             while True:
                 self._monitor.recv_multipart(zmq.NOBLOCK)
+        self._probes = [time.monotonic() + after_s for after_s in _PROBES_S]
+
+    def _probe(self) -> None:
+        """When one is due: a reply to no request, which reaches every client but the gone."""
+        due = [at_s for at_s in self._probes if at_s <= time.monotonic()]
+        if not due:
+            return
+        self._probes = self._probes[len(due) :]
         for client in self._clients:
             self._outbox.append((Caller(client, 0, None, self), Done()))
 
@@ -214,6 +223,10 @@ class RpcServer:
                 if caller.client in self._clients:
                     self._clients.discard(caller.client)
                     on_gone(caller.client)
+
+
+def _wait_ms(until_s: float) -> int | None:
+    return None if until_s == math.inf else max(0, math.ceil((until_s - time.monotonic()) * 1000))
 
 
 def _bind_error(error: zmq.ZMQError, listen: str, setting: str) -> PoolweaveError:

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 from ref_door import World
-from ref_instance import answer_of
+from ref_instance import answer_of, until
 from ref_words import text_of
 
 from poolweave.serving.door.prompter import load_prompter
@@ -149,9 +149,14 @@ def test_the_same_seed_is_sent_to_both_phases_and_negative_ones_are_taken(world:
     assert world.post(prompt="x", max_tokens=2, seed=-1, temperature=0.7).status_code == 200
 
 
+def metrics(world: World) -> str:
+    return httpx.get(f"{world.door.address}/metrics").text
+
+
 def test_metrics_have_vllms_names(world: World) -> None:
     world.post(prompt="count me", max_tokens=3)
-    text = httpx.get(f"{world.door.address}/metrics").text
+    until(lambda: "vllm:kv_cache_usage_perc{" in metrics(world), "the instances' figures are heard")
+    text = metrics(world)
     for name in (
         "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
         "vllm:request_success_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
