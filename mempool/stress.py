@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from poolweave.errors import ConfigError, OutOfBlocks, PoolweaveError, StaleHandle, TransferFailed, UnknownBlock
+from poolweave.index import EVICTION_POLICIES
 from poolweave.mempool.arena import Arena
 from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.config import PoolConfig
@@ -44,7 +45,10 @@ class StressConfig:
 
 
 class StressRun:
-    """One process's share: a pool under random operations, and a second one that it sends to."""
+    """One process's share: a pool under random operations, and a second one that it sends to.
+
+    The seed chooses the operations and the eviction policy.
+    """
 
     def __init__(self, config: StressConfig, arena: Arena) -> None:
         self.config = config
@@ -54,6 +58,7 @@ class StressRun:
         settings = PoolConfig(
             page_bytes=PAGE_BYTES,
             max_hbm=4 * config.hbm_blocks * LAYOUT.block_bytes,
+            eviction=EVICTION_POLICIES[config.seed % len(EVICTION_POLICIES)],
             transfer=TransferConfig(listen="tcp"),
         )
         hbm = config.hbm_blocks * LAYOUT.block_bytes
