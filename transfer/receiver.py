@@ -367,7 +367,8 @@ class Receiver:
         self._fail(job, TransferFailed(f"internal error at the receiver: {error!r}", reason="internal"))
 
     def _answer_failure(self, job: Job, error: PoolweaveError) -> None:
-        _log.warning("a transfer of %d blocks from %s failed: %s", job.offer.num_blocks, job.session.peer, error)
+        said = str(error)  # a log may keep what it is given, and the error's frames hold descriptors
+        _log.warning("a transfer of %d blocks from %s failed: %s", job.offer.num_blocks, job.session.peer, said)
         self._count_failure()
         job.session.tell(messages.Failed(job.offer.offer, *describe(error)))
 

@@ -78,4 +78,4 @@ def test_c6_copies_that_fail_leave_nothing_behind(
     assert sum(t.historical for t in tiers.values()) == len(blocks)
     assert all((t.pinned, t.active, t.limbo, t.leased) == (0, 0, 0, 0) for t in tiers.values())
     assert sum(t.free for t in tiers.values()) == 8
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # fewer: an earlier test's pools were collected meanwhile
