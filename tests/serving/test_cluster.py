@@ -57,7 +57,7 @@ def until(true: Callable[[], bool], what: str) -> None:
 
 def test_an_unknown_model_path_is_shown_with_what_to_give(config: InstanceConfig) -> None:
     wrong = replace(config, model="/nowhere/model")
-    with pytest.raises(ModelNotFound, match=r"/nowhere/model is no directory; give a local") as caught:
+    with pytest.raises(ModelNotFound, match=r"model '/nowhere/model' is no directory; give a local") as caught:
         LocalCluster(ClusterConfig(instances=(wrong,)))
     assert caught.value.path == "/nowhere/model"
 
