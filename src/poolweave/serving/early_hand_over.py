@@ -77,25 +77,28 @@ class EarlyHandOver:
         last = num_tokens >= sequence.num_prompt
         end = len(self._prompt_blocks()) if last else num_tokens // layout.block_tokens
         if layer == 0:
-            self._open(end, last)
+            self._choose_step(end, last)
         if end <= self._whole or ((layer + 1) % self._step and layer + 1 < layout.num_layers):
             return
         began = time.perf_counter()
         self._pool.seal(sequence.blocks[self._whole : end], range(self._layers, layer + 1))
-        assert self._transfer is not None
-        self._transfer.ready(layer + 1, end - self._first)
+        self._opened().ready(layer + 1, end - self._first)
         self._layers = layer + 1
         self._told_s, self._num_told = self._told_s + time.perf_counter() - began, self._num_told + 1
         if self._layers == layout.num_layers:
             self._chunk_done(end)
 
-    def _open(self, end: int, last: bool) -> None:
-        """At the first layer of a chunk: choose the step. Chunks that others follow go whole: those hide them."""
+    def _opened(self) -> Transfer:
+        """The transfer, begun when there is something to pull: its lease does not run while that is computed."""
         if self._transfer is None:
             self._transfer = self._begin()
             if self._whole > self._first:
                 self._transfer.ready(num_blocks=self._whole - self._first)
-        if self._transfer.done():
+        return self._transfer
+
+    def _choose_step(self, end: int, last: bool) -> None:
+        """At the first layer of a chunk: choose the step. Chunks that others follow go whole: those hide them."""
+        if self._transfer is not None and self._transfer.done():
             raise self._transfer.exception() or ConfigError("it was cancelled", setting="growing")
         self._layers, self._began = 0, time.perf_counter()
         self._told_s, self._num_told = 0.0, 0
