@@ -123,7 +123,11 @@ class StressRun:
         blocks = self._fresh(self._rng.randrange(1, 7), Tier.HBM)
         self._write(self.pool, blocks, prompt)
         self._held[-1] = (blocks, prompt)
-        self.pool.seal(blocks)
+        if self._rng.random() < 0.5:
+            self.pool.seal(blocks)
+        else:
+            for layer in range(LAYOUT.num_layers):
+                self.pool.seal(blocks, range(layer, layer + 1))
         self.pool.insert(self._tokens(prompt, len(blocks)), blocks)
         self._held.pop()
         self.pool.free(blocks)
