@@ -7,17 +7,34 @@ NATIVE := $(wildcard csrc/core/*.?pp csrc/core/*/*.?pp csrc/core/*/*.inl csrc/bi
 BUILD_DIR := build/editable
 ASAN_DIR  := build/asan
 
-.PHONY: demo test test-slow lint bench build stubs check-stubs ctest asan tsan wheel clean
+# vLLM's environment outlives this checkout: it is made once for these pins and this Python
+VLLM_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/poolweave
+VLLM_KEY   := $(shell { $(PYTHON) -V; cat constraints-vllm.txt scripts/vllm_environment.sh; } | sha256sum | cut -c1-12)
+VLLM_VENV  ?= $(VLLM_CACHE)/vllm-$(VLLM_KEY)
+VLLM_SITE  := build/vllm-site
+VLLM_TESTS := vllm and not slow
+
+.PHONY: demo test test-slow test-vllm test-vllm-slow lint bench build stubs check-stubs ctest asan tsan wheel clean
 .DELETE_ON_ERROR:
 
 demo: build
 	$(BIN)/poolweave demo
 
 test: build lint check-stubs ctest asan
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not vllm"
 
 test-slow: build
-	$(BIN)/python -m pytest --hypothesis-profile=deep
+	$(BIN)/python -m pytest -m "not vllm" --hypothesis-profile=deep
+
+test-vllm-slow: VLLM_TESTS := vllm
+test-vllm-slow: test-vllm
+
+test-vllm: build  # the real vLLM, with poolweave as it is here
+	scripts/vllm_environment.sh $(PYTHON) $(VLLM_VENV)
+	rm -rf $(VLLM_SITE)
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps --target $(VLLM_SITE) . -Cbuild-dir=$(BUILD_DIR)
+	POOLWEAVE_VLLM_PYTHON=$(VLLM_VENV)/bin/python POOLWEAVE_VLLM_SITE=$(abspath $(VLLM_SITE)) OMP_NUM_THREADS=1 \
+	    $(BIN)/python -m pytest -m "$(VLLM_TESTS)" tests/vllm
 
 lint: build
 	$(BIN)/ruff check .
@@ -30,6 +47,7 @@ bench: build
 
 # --- environment -------------------------------------------------------------------------------------------
 $(BIN)/.deps: constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("make wants PYTHON=python3.11 or later, as transformers does" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python scripts/requirements.py demo dev plan > $(VENV)/requirements.txt

@@ -24,14 +24,14 @@ import psutil
 from ref_instance import FIRST, FakeInstance
 from ref_words import save_words
 
-from poolweave.serving.child import Child, Program
+from poolweave.serving.control.messages import Complete, Emit, Finished, Job, pack_tokens
 from poolweave.serving.door.config import DoorConfig
 from poolweave.serving.door.link import InstanceLink
 from poolweave.serving.engine.sequence import SamplingParams
-from poolweave.serving.instance_config import InstanceConfig
+from poolweave.serving.instance.config import InstanceConfig
 from poolweave.serving.membership.coordinator import CoordinatorConfig
-from poolweave.serving.messages import Complete, Emit, Finished, Job, pack_tokens
-from poolweave.serving.service import run_process
+from poolweave.serving.process.child import Child, Program
+from poolweave.serving.process.service import run_process
 from poolweave.types import Role
 
 SMOKE = "--smoke" in sys.argv

@@ -1,7 +1,8 @@
 """What does one small transfer cost, against a bare ZeroMQ ping-pong between the same two processes?
 
 A complete transfer_with_insert of one 16-token block over shared memory, offer to confirm: matched, allocated, pulled,
-checked, indexed. Ping-pongs and transfers take turns, and the ratio of their medians is what counts.
+checked, indexed. Ping-pongs and transfers take turns, and the ratio of their medians is what counts: with both on one
+core, as the scheduler has them on a busy machine, and with each on its own.
 `python benchmarks/bench_transfer_latency.py [--smoke]`; one JSON line a round.
 """
 
@@ -38,7 +39,8 @@ def touch(pool: MemPool) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     return np.asarray(blocks.array)
 
 
-def serve(endpoint: str) -> None:
+def serve(endpoint: str, core: int) -> None:
+    os.sched_setaffinity(0, {core})
     socket = zmq.Context().socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(endpoint)
@@ -59,12 +61,12 @@ def timed(action: Callable[[int], object], count: int, first: int = 0) -> list[f
     return sorted(seconds)
 
 
-def main() -> None:
-    os.environ["BENCH_ID"] = str(os.getpid())
+def measure(ours: int, theirs: int) -> None:
+    os.sched_setaffinity(0, {ours})
     socket = zmq.Context().socket(zmq.PAIR)
     endpoint = f"ipc://@poolweave-bench-{os.getpid()}"
     socket.bind(endpoint)
-    child = subprocess.Popen([sys.executable, __file__, "--serve", endpoint, *sys.argv[1:]])
+    child = subprocess.Popen([sys.executable, __file__, "--serve", endpoint, str(theirs), *sys.argv[1:]])
     address = socket.recv_string()
     peer = f"receiver-{os.getpid()}"
     tokens = np.random.default_rng(0).integers(0, 2**31 - 1, (BLOCKS, 16)).astype(np.int32)
@@ -87,7 +89,8 @@ def main() -> None:
         for one in range(ROUNDS):
             pings, transfers = timed(ping, ROUND), timed(transfer, ROUND, ROUND * (one + 1))
             point = {
-                "bench": "transfer_latency", "unit": "us", "block_bytes": LAYOUT.block_bytes,
+                "bench": "transfer_latency", "unit": "us", "cores": len({ours, theirs}),
+                "block_bytes": LAYOUT.block_bytes,
                 "zmq_p50": round(pings[ROUND // 2] * 1e6, 1), "p50": round(transfers[ROUND // 2] * 1e6, 1),
                 "p99": round(transfers[ROUND * 99 // 100] * 1e6, 1), "min": round(transfers[0] * 1e6, 1),
                 "of_zmq": round(transfers[ROUND // 2] / pings[ROUND // 2], 2),
@@ -99,8 +102,15 @@ def main() -> None:
     socket.close()
 
 
+def main() -> None:
+    os.environ["BENCH_ID"] = str(os.getpid())
+    first, *others = sorted(os.sched_getaffinity(0))
+    for core in (first, *others[:1]):
+        measure(first, core)
+
+
 if __name__ == "__main__":
     if "--serve" in sys.argv:
-        serve(sys.argv[2])
+        serve(sys.argv[2], int(sys.argv[3]))
     else:
         main()

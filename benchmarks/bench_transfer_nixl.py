@@ -1,7 +1,7 @@
 """Transfers over the nixl transport against NIXL's own API on the same bytes, in turn, in the same two processes.
 
-a: 32 blocks of Llama-2-13B as 2,560 runs of 160 KiB, b: as 32 of 12.5 MiB; destination resident, checksums off.
-NIXL's own: descriptors, READ, wait, release. Needs the package nixl.
+a: 32 blocks of Llama-2-13B as 2,560 runs of 160 KiB, b: as 32 of 12.5 MiB, c: as one of 400 MiB; destination resident,
+checksums off. NIXL's own: descriptors, READ, wait, release. Needs the package nixl.
 `python benchmarks/bench_transfer_nixl.py [--smoke]`; one JSON line a mode.
 """
 
@@ -24,13 +24,18 @@ from poolweave.transfer.transports.nixl import load_nixl
 
 SMOKE = "--smoke" in sys.argv
 BLOCKS = 8 if SMOKE else 32
-REPEATS = 2 if SMOKE else 5
+REPEATS = 2 if SMOKE else 9
+
+
+def count_of(mode: str) -> int:
+    return 1 if mode == "c" else BLOCKS
 
 
 def open_pool(name: str, mode: str) -> MemPool:
     order: Any = "layered" if mode == "a" else "aggregated"
-    layout = KVLayout(num_layers=40, kv_heads=40, head_dim=128, dtype="float16", block_tokens=16, order=order)
-    size = BLOCKS * layout.block_bytes
+    tokens = 16 * BLOCKS // count_of(mode)
+    layout = KVLayout(num_layers=40, kv_heads=40, head_dim=128, dtype="float16", block_tokens=tokens, order=order)
+    size = count_of(mode) * layout.block_bytes
     config = PoolConfig(max_hbm=size, transfer=TransferConfig(listen="nixl", checksums=False))
     return MemPool(layout, instance=f"{name}-{mode}", hbm=size, config=config)
 
@@ -49,7 +54,7 @@ class OwnApi:
         layout = pool.layout
         if layout.order == "aggregated":
             return [(self.base + slot * layout.block_bytes, layout.block_bytes, 0) for slot in slots]
-        plane = BLOCKS * layout.plane_bytes
+        plane = len(slots) * layout.plane_bytes
         return [
             (self.base + p * plane + slot * layout.plane_bytes, layout.plane_bytes, 0)
             for slot in slots
@@ -76,7 +81,7 @@ def say(**line: Any) -> None:
 def serve(mode: str) -> None:
     """The sender: offers its blocks each time it is asked to."""
     with open_pool("sender", mode) as pool:
-        blocks = pool.alloc(BLOCKS)
+        blocks = pool.alloc(count_of(mode))
         pool.view()[pool.slots(blocks)] = 3
         pool.seal(blocks)
         own = OwnApi(f"own-sender-{mode}", pool)
@@ -102,13 +107,13 @@ def measure(mode: str) -> None:
         stdin.flush()
 
     with open_pool("receiver", mode) as pool:
-        blocks = pool.alloc(BLOCKS)
+        blocks = pool.alloc(count_of(mode))
         pool.view()[pool.slots(blocks)] = 0  # resident
         pool.free(blocks)
         own = OwnApi(f"own-receiver-{mode}", pool)
         hello = next(lines)
         peer = own.agent.add_remote_agent(base64.b64decode(hello["metadata"]))
-        here = np.array(own.places(pool, list(range(BLOCKS))), np.uint64)
+        here = np.array(own.places(pool, list(range(count_of(mode)))), np.uint64)
         there = np.array(hello["there"], np.uint64)
         tell(pool.address)
         ours, theirs = [], []
@@ -120,7 +125,7 @@ def measure(mode: str) -> None:
                 assert (pool.view()[pool.slots(got.blocks)] == 3).all()
         child.stdin.close()
         child.wait(30)
-    nbytes = BLOCKS * pool.layout.block_bytes
+    nbytes = count_of(mode) * pool.layout.block_bytes
     ratios = sorted(t / o for t, o in zip(theirs[1:], ours[1:], strict=True))
     point = {
         "bench": "transfer_nixl", "mode": mode, "gb_per_s": round(nbytes / statistics.median(ours[1:]) / 1e9, 3),
@@ -136,7 +141,7 @@ def main() -> None:
     except ConfigError as error:
         print(json.dumps({"bench": "transfer_nixl", "skipped": str(error)}))
         return
-    for mode in "ab":
+    for mode in "abc":
         measure(mode)
 
 

@@ -1,29 +1,34 @@
-"""How fast do blocks move between two processes, against a plain memcpy in the same run?
+"""How fast do blocks move between two processes, against the limits of the machine in the same run?
 
 MemServe Fig. 11: discrete against aggregated blocks. a: 128 blocks of Llama-2-13B as 10,240 small ones of 160 KiB;
 b: as 128 of 12.5 MiB; c: one block of 1.56 GiB. All at random places, destination resident, mapping populated unless
-"cold". `python benchmarks/bench_transfer_speed.py [--smoke] [shm|tcp ...] [a|b|c ...]`; one JSON line a point.
+"cold". In turn: the limit (shm: memcpy with as many threads; tcp: the best raw-socket program with as many
+connections), checksums off, checksums on, and "fresh": on, the sender's checksums made within the transfer too, which
+sealed blocks need once. `python benchmarks/bench_transfer_speed.py [--smoke] [--off] [shm|tcp] [a|b|c ...] [1|2]`;
+`--off`: the limit and checksums off alone. One JSON line a point.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import mmap
 import statistics
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from transfer_yardsticks import Memcpy, RawSockets, timed
 
-from poolweave.mempool import MemPool, PoolConfig
+from poolweave.mempool import Blocks, MemPool, PoolConfig
 from poolweave.transfer import KVLayout, TransferConfig
 from poolweave.types import Tier
 
 SMOKE = "--smoke" in sys.argv
-SCALE = 16 if SMOKE else 1
-REPEATS = 2 if SMOKE else 5
+OFF = "--off" in sys.argv
+SCALE = 64 if SMOKE else 1
+REPEATS = 1 if SMOKE else 5
 BLOCKS = 128 // SCALE
 
 
@@ -34,17 +39,21 @@ def layout_of(mode: str) -> KVLayout:
     return KVLayout(**shape, block_tokens=16, order="layered" if mode == "a" else "aggregated")
 
 
-def open_pool(name: str, mode: str, transport: str, checksums: bool, threads: int) -> MemPool:
+def count_of(mode: str) -> int:
+    return 1 if mode == "c" else BLOCKS
+
+
+def open_pool(name: str, mode: str, transport: str, threads: int, *, checksums: bool = True) -> MemPool:
     layout = layout_of(mode)
-    count = 1 if mode == "c" else BLOCKS
     config = TransferConfig(listen=transport, checksums=checksums, copy_threads=threads, connections=threads)
-    return MemPool(layout, instance=name, hbm=count * layout.block_bytes, config=PoolConfig(transfer=config))
+    size = count_of(mode) * layout.block_bytes
+    return MemPool(layout, instance=f"{name}-{mode}", hbm=size, config=PoolConfig(transfer=config))
 
 
-def serve(mode: str, transport: str, checksums: str, threads: str) -> None:
+def serve(mode: str, transport: str, threads: str) -> None:
     """The receiver: takes each transfer and drops it."""
-    with open_pool(f"receiver-{mode}", mode, transport, checksums == "1", int(threads)) as pool:
-        blocks = pool.alloc(1 if mode == "c" else BLOCKS)
+    with open_pool("receiver", mode, transport, int(threads)) as pool:
+        blocks = pool.alloc(count_of(mode))
         pool.view(Tier.HBM)[pool.slots(blocks)] = 0  # resident
         pool.free(blocks)
         print(pool.address, flush=True)
@@ -53,77 +62,104 @@ def serve(mode: str, transport: str, checksums: str, threads: str) -> None:
             print("ok", flush=True)
 
 
-class Yardstick:
-    """A plain one-thread copy of the same pieces at random places; timed right before each transfer."""
+class Receiver:
+    """The other process."""
 
-    def __init__(self, mode: str) -> None:
-        layout = layout_of(mode)
-        piece, count = (layout.plane_bytes, BLOCKS * layout.num_planes) if mode == "a" else (layout.block_bytes, BLOCKS)
-        if mode == "c":
-            count = 1
-        # Plain pages: numpy asks for huge ones, which pools do not have.
-        self._source, self._target = (
-            np.frombuffer(mmap.mmap(-1, count * piece), np.uint8).reshape(count, piece) for _ in range(2)
-        )
-        self._source[...], self._target[...] = 1, 2
-        rng = np.random.default_rng(0)
-        self._order = list(zip(rng.permutation(count).tolist(), rng.permutation(count).tolist(), strict=True))
+    def __init__(self, mode: str, transport: str, threads: int) -> None:
+        flags = ["--smoke"] if SMOKE else []
+        command = [sys.executable, __file__, "--serve", mode, transport, str(threads), *flags]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._tags = 0
+        self.name, self.address = f"receiver-{mode}", self._line()
 
-    def seconds(self) -> float:
-        start = time.perf_counter()
-        for i, j in self._order:
-            np.copyto(self._target[i], self._source[j])
-        return time.perf_counter() - start
+    def _line(self) -> str:
+        assert self._child.stdout is not None
+        return self._child.stdout.readline().strip()
+
+    def take(self, pool: MemPool, blocks: Blocks) -> float:
+        """Seconds of one transfer of `blocks`, offer to confirm."""
+        assert self._child.stdin is not None
+        self._tags += 1
+        self._child.stdin.write(f"{self._tags}\n")
+        self._child.stdin.flush()
+        seconds = timed(lambda: pool.transfer(self.name, blocks, tag=b"%d" % self._tags).result(120))
+        self._line()
+        return seconds
+
+    def close(self) -> None:
+        self._child.communicate(timeout=30)
 
 
-def measure(mode: str, transport: str, checksums: bool, threads: int) -> None:
-    arguments = [mode, transport, str(int(checksums)), str(threads)]
-    flags = ["--smoke"] if SMOKE else []
-    command = [sys.executable, __file__, "--serve", *arguments, *flags]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    with open_pool(f"sender-{mode}", mode, transport, checksums, threads) as pool:
-        pool.connect(f"receiver-{mode}", child.stdout.readline().strip())
-        blocks = pool.alloc(1 if mode == "c" else BLOCKS)
-        pool.view(Tier.HBM)[pool.slots(blocks)] = 3
-        pool.seal(blocks)
-        handles = np.random.default_rng(1).permutation(blocks.array)
-        nbytes = len(handles) * pool.layout.block_bytes
-        yardstick = Yardstick(mode)
-        seconds, plain = [], []
-        for i in range(REPEATS + 1):
-            plain.append(yardstick.seconds())
-            child.stdin.write(f"{i}\n")
-            child.stdin.flush()
-            start = time.perf_counter()
-            report = pool.transfer(f"receiver-{mode}", handles, tag=b"%d" % i).result(120)
-            seconds.append(time.perf_counter() - start)
-            child.stdout.readline()
-        child.stdin.close()
-        child.wait(30)
-    ratios = sorted(p / t for p, t in zip(plain[1:], seconds[1:], strict=True))
+class Source:
+    """The sender's pool, full of sealed blocks at random places."""
+
+    def __init__(self, mode: str, transport: str, threads: int, *, checksums: bool) -> None:
+        self.pool = open_pool("checked" if checksums else "plain", mode, transport, threads, checksums=checksums)
+        self._count = count_of(mode)
+        self.pool.view(Tier.HBM)[self.pool.slots(self._seal())] = 3
+
+    def _seal(self) -> Blocks:
+        blocks = self.pool.alloc(self._count)
+        self.pool.seal(blocks)
+        self.blocks = Blocks.of(np.random.default_rng(1).permutation(blocks.array))
+        return self.blocks
+
+    def renew(self) -> None:
+        """The same memory as new blocks, whose checksums nobody knows."""
+        self.pool.free(self.blocks)
+        self._seal()
+
+
+def ratios(of: Sequence[float], to: Sequence[float]) -> dict[str, float]:
+    """Round by round: how much of the speed of `to` is left; the first round is cold."""
+    each = sorted(b / a for a, b in zip(of[1:], to[1:], strict=True))
+    return {"median": round(statistics.median(each), 3), "worst": round(each[0], 3), "best": round(each[-1], 3)}
+
+
+def measure(mode: str, transport: str, threads: int) -> None:
+    layout = layout_of(mode)
+    piece, count = (
+        (layout.plane_bytes, BLOCKS * layout.num_planes) if mode == "a" else (layout.block_bytes, count_of(mode))
+    )
+    limit = Memcpy(count, piece, threads) if transport == "shm" else RawSockets(count, piece, threads)
+    receiver = Receiver(mode, transport, threads)
+    plain, *checked = (Source(mode, transport, threads, checksums=one) for one in ((False,) if OFF else (False, True)))
+    for source in (plain, *checked):
+        source.pool.connect(receiver.name, receiver.address)
+    seconds: dict[str, list[float]] = {"limit": [], "off": []}
+    for _ in range(REPEATS + 1):
+        seconds["limit"].append(limit.seconds())
+        seconds["off"].append(receiver.take(plain.pool, plain.blocks))
+        for source in checked:
+            source.renew()
+            for name in ("fresh", "on"):
+                seconds.setdefault(name, []).append(receiver.take(source.pool, source.blocks))
+    closing = [one.pool for one in (plain, *checked)], [limit] if isinstance(limit, RawSockets) else []
+    for one in itertools.chain(*closing, [receiver]):
+        one.close()
+    nbytes = count_of(mode) * layout.block_bytes
     point = {
-        "bench": "transfer_speed", "mode": mode, "transport": transport, "checksums": checksums, "threads": threads,
-        "gb_per_s": round(nbytes / statistics.median(seconds[1:]) / 1e9, 3),
-        "cold_gb_per_s": round(nbytes / seconds[0] / 1e9, 3), "calls": report.calls,
-        "memcpy_gb_per_s": round(nbytes / statistics.median(plain[1:]) / 1e9, 3),
-        "of_memcpy": round(statistics.median(ratios), 3), "worst": round(ratios[0], 3), "best": round(ratios[-1], 3),
+        "bench": "transfer_speed", "mode": mode, "transport": transport, "threads": threads,
+        "gb_per_s": {name: round(nbytes / statistics.median(all_[1:]) / 1e9, 3) for name, all_ in seconds.items()},
+        "cold_gb_per_s": round(nbytes / seconds["off"][0] / 1e9, 3),
+        "of_limit": ratios(seconds["off"], seconds["limit"]),
+        **{f"{name}_of_off": ratios(seconds[name], seconds["off"]) for name in ("on", "fresh") if name in seconds},
     }  # fmt: skip
     print(json.dumps(point), flush=True)
 
 
 def main() -> None:
-    asked = [one for one in sys.argv[1:] if one in ("shm", "tcp")] or ["shm", "tcp"]
-    modes = [one for one in sys.argv[1:] if one in ("a", "b", "c")] or ["a", "b", "c"]
-    for transport in asked:
-        for mode in modes:
-            for checksums, threads in ((False, 1), (False, 2), (True, 1)):
-                measure(mode, transport, checksums, threads)
+    def asked(*options: str) -> list[str]:
+        return [one for one in options if one in sys.argv[1:]] or list(options)
+
+    for transport in asked("shm", "tcp"):
+        for mode in asked("a", "b", "c"):
+            for threads in asked("1", "2"):
+                measure(mode, transport, int(threads))
 
 
 if __name__ == "__main__":
     if "--serve" in sys.argv:
-        serve(*sys.argv[2:6])
+        serve(*sys.argv[2:5])
     else:
         main()

@@ -5,7 +5,7 @@ from poolweave.crosspool_engine.engine import DecodeEngine
 from poolweave.crosspool_engine.engine_stats import EngineStats
 from poolweave.crosspool_engine.ffn_placement import FfnPart, FfnPlacement
 from poolweave.crosspool_engine.model_shape import ModelShape
-from poolweave.crosspool_engine.planned import planned_config
+from poolweave.crosspool_engine.planned import check_machine, planned_config, planned_serving
 from poolweave.crosspool_engine.request import DecodeRequest, Emitted, Generation
 from poolweave.crosspool_engine.served_model import Serving
 
@@ -20,5 +20,7 @@ __all__ = [
     "Generation",
     "ModelShape",
     "Serving",
+    "check_machine",
     "planned_config",
+    "planned_serving",
 ]

@@ -10,7 +10,9 @@ from poolweave._core import (
     FfnWorker,
     HiddenLink,
     KvView,
+    WeightStore,
     kernel_names,
+    multiply_adds,
     streaming_read,
 )
 
@@ -22,6 +24,8 @@ __all__ = [
     "FfnWorker",
     "HiddenLink",
     "KvView",
+    "WeightStore",
     "kernel_names",
+    "multiply_adds",
     "streaming_read",
 ]

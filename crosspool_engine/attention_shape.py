@@ -22,6 +22,11 @@ class GroupedAttention:
         return 2 * self.kv_heads * self.head_dim
 
     @property
+    def kv_products(self) -> int:
+        """Multiply-adds of a decode step over one cached token of a layer: queries with keys, weights with values."""
+        return 2 * self.heads * self.head_dim
+
+    @property
     def kv_shards(self) -> int:
         """Ranks over which one token's KV can be split without keeping anything twice."""
         return self.kv_heads
@@ -49,6 +54,11 @@ class LatentAttention:
     def kv_numbers(self) -> int:
         """Numbers kept a token and layer."""
         return self.kv_rank + self.rope
+
+    @property
+    def kv_products(self) -> int:
+        """Multiply-adds of an absorbed decode step over one cached token of a layer: every head, twice over it."""
+        return self.heads * (2 * self.kv_rank + self.rope)
 
     @property
     def kv_shards(self) -> int:

@@ -90,7 +90,7 @@ class EngineConfig:
         return {
             "slots": self.slots, "max_rows": self.max_batch, "seats": self.seats, "max_tokens": self.max_tokens,
             "block_tokens": self.block_tokens, "max_hidden": self.max_hidden, "models": self.max_models,
-            "events": self.events,
+            "events": self.events, "width": self.attention_ranks,
         }  # fmt: skip
 
     @property

@@ -49,7 +49,7 @@ class Control(Protocol):
     def evacuate(self, doomed: Collection[Running], dead: Callable[[], Collection[int]]) -> None:
         """Take these requests off the board after a worker died; `dead` tells the places of those that have.
 
-        They are all that run of a model on an attention rank. Waits for what living workers still have in hand of
+        They are all that run of a model on one of its replicas. Waits for what living workers still have in hand of
         them, a stage at most.
         """
         ...

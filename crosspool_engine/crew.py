@@ -11,6 +11,8 @@ from poolweave.crosspool_engine.worker_process import WorkerProcess
 from poolweave.errors import WorkerLost
 from poolweave.mempool import Arena
 
+_STOPPED_S = 10.0  # as a lease of the membership lasts by default
+
 
 class Crew:
     """Starts all workers, or none. By place: `workers[r]` is attention rank r's, after them come the FFN ranks'.
@@ -33,7 +35,10 @@ class Crew:
             raise
 
     def dead(self) -> list[int]:
-        """Places of workers that died."""
+        """Places of workers that died. One that a signal stopped for long is made one of them."""
+        for worker in self.workers:
+            if worker.stopped_s >= _STOPPED_S:
+                worker.end()
         return [place for place, worker in enumerate(self.workers) if not worker.alive]
 
     def replace(self, places: Collection[int]) -> None:
@@ -45,13 +50,23 @@ class Crew:
             self.workers[place].wait_until_up()
 
     def activate(self, orders: Mapping[int, Activate]) -> None:
-        """Have each named worker load its part: all, or none when one cannot. Raises what it raised."""
-        try:
-            for place, order in orders.items():
-                self.workers[place].call(order)
-        except BaseException:
+        """Have each named worker load its part, side by side: all, or none when one cannot. Raises what it raised."""
+        asked: list[int] = []
+        errors: list[Exception] = []
+        for place, order in orders.items():
+            try:
+                self.workers[place].ask(order)
+                asked.append(place)
+            except WorkerLost as error:
+                errors.append(error)
+        for place in asked:
+            try:
+                self.workers[place].answer()
+            except Exception as error:  # noqa: BLE001 - raised below, when the others have answered
+                errors.append(error)
+        if errors:
             self.deactivate(next(iter(orders.values())).index, list(orders))
-            raise
+            raise errors[0]
 
     def deactivate(self, index: int, places: Sequence[int] | None = None) -> None:
         """Have workers give a model back. Dead ones have."""

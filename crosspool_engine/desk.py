@@ -8,7 +8,7 @@ import numpy as np
 
 from poolweave.crosspool_engine._native import Board
 from poolweave.crosspool_engine.control import SeatFinish
-from poolweave.crosspool_engine.kv_pool import KvPool
+from poolweave.crosspool_engine.replica import Replica
 from poolweave.crosspool_engine.request import DecodeRequest, Emitted, FinishReason, Generation
 from poolweave.crosspool_engine.running import Running
 from poolweave.errors import NotFinite, PoolweaveError
@@ -17,38 +17,37 @@ _REASONS: dict[int, FinishReason] = {SeatFinish.STOP: "stop", SeatFinish.LENGTH:
 
 
 class Desk:
-    """Who sits where. `pools`: KV by attention rank. News gather until they are taken."""
+    """Who sits where. News gather until they are taken."""
 
-    def __init__(self, board: Board, seats: int, pools: Sequence[KvPool]) -> None:
+    def __init__(self, board: Board, seats: int) -> None:
         self._board = board
-        self._pools = pools
         self._free = list(range(seats))
         self._seats = seats
         self.running: dict[str, Running] = {}
         self.results: dict[str, Generation] = {}
         self._news: list[Emitted] = []
 
-    def seat(self, request: DecodeRequest, ranks: Sequence[int]) -> Running | None:
-        """Give a request a seat and all the KV it can need, on the one of `ranks` with the most free KV that has room.
+    def seat(self, request: DecodeRequest, replicas: Sequence[Replica]) -> Running | None:
+        """Give a request a seat and all the KV it can need, on that of `replicas` with the most free KV that has room.
 
         Among equally free ones that whose history has most of it. None where there is no room now. Raises WorkerLost.
         """
         if not self._free:
             return None
-        pools = [self._pools[rank] for rank in ranks]
-        for pool in sorted(pools, key=lambda each: (-each.free_bytes, -each.known_tokens(request), each.rank)):
-            lease = pool.take(request)
-            if lease is not None:
+        for replica in sorted(replicas, key=lambda one: (-one.free_bytes, -one.known_tokens(request), one.ranks)):
+            leases = replica.take(request)
+            if leases is not None:
                 break
         else:
             return None
-        running = Running(request, pool.rank, self._free.pop(), lease, told=request.num_prompt)
+        running = Running(request, replica, self._free.pop(), leases, told=request.num_prompt)
         sampling = {
             "stops": list(request.stop_token_ids), "temperature": request.temperature, "top_p": request.top_p,
             "seed": request.seed,
         }  # fmt: skip
         tokens = np.asarray(request.tokens).tolist()
-        self._board.set_seat(running.seat, tokens, lease.num_computed, request.end, list(lease.blocks), sampling)
+        tables = [list(lease.blocks) for lease in leases]
+        self._board.set_seat(running.seat, tokens, leases[0].num_computed, request.end, tables, sampling)
         self.running[running.name] = running
         return running
 
@@ -63,14 +62,14 @@ class Desk:
     def end(self, running: Running, error: PoolweaveError | None = None) -> None:
         """A request that takes part no more: tell its end, keep its result, give seat and blocks back."""
         self.tell(running)
-        request, seat, pool = running.request, running.seat, self._pools[running.rank]
+        request, seat, replica = running.request, running.seat, running.replica
         reason: FinishReason = "error" if error else _REASONS.get(self._board.finish(seat), "cancelled")
         if reason == "error" and error is None:
             error = NotFinite(f"request {running.name} came to logits that are not finite")
         tokens, stamps, computed = self._board.tokens(seat), self._board.stamps(seat), self._board.position(seat)
         kv = None
         if request.return_kv and error is None:
-            kv = pool.read(request.model, running.lease.blocks[: pool.num_blocks(request.model, computed)])
+            kv = replica.read(request.model, running.leases, computed)
         first = request.num_prompt
         self.results[running.name] = Generation(
             running.name,
@@ -79,12 +78,12 @@ class Desk:
             reason,
             error,
             kv,
-            running.lease.shared * pool.block_tokens,
+            running.leases[0].reused_tokens,
         )
         self._news.append(Emitted(running.name, None, reason, error))
         del self.running[running.name]
         self._free.append(seat)
-        pool.give(request.model, running.lease, None if error else tokens[:computed])
+        replica.give(request.model, running.leases, None if error else tokens[:computed])
 
     def end_unseated(self, request: DecodeRequest, reason: FinishReason, error: PoolweaveError | None) -> None:
         """The end of a request that never got a seat."""

@@ -1,8 +1,7 @@
 """DecodeEngine: several cold models decoded from one KV pool and one weights pool. Source: CrossPool.
 
 Composed of a crew (worker processes), a board (hidden states and turns), a KV pool an attention rank (pages under one
-budget), a roster (models), an admission queue, a desk (requests) and a control (lowered or hosted). Knows no torch:
-workers load the models.
+budget), a roster (models), an admission queue, a desk (requests) and a control (lowered or hosted). Needs no torch.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class DecodeEngine:
         arenas = [Arena(config.budget_pages(r) * config.page_bytes, page_bytes=config.page_bytes) for r in ranks]
         self._crew = Crew(config, self._board, arenas)
         self._pools = [KvPool(rank, arenas[rank], self._crew) for rank in ranks]
-        self._desk = Desk(self._board, config.seats, self._pools)
+        self._desk = Desk(self._board, config.seats)
         self._admission = Admission(config.max_waiting, config.deadline_s)
         self._roster = Roster(self._board, self._crew, self._pools, plan)
         self._control: Control = self._make_control(config.lowered, config.in_flight)
@@ -93,8 +92,10 @@ class DecodeEngine:
         if lost is not None:
             raise lost
         model.refuse_impossible(request, self.config)
-        if not any(self._pools[rank].can_ever(request.model, request.end - 1) for rank in model.ranks):
-            pages = max(self.config.budget_pages(rank) for rank in model.ranks)
+        if not any(
+            replica.can_ever(request.model, request.end - 1) for replica in self._roster.replicas(request.model)
+        ):
+            pages = max(sum(self.config.budget_pages(rank) for rank in ranks) for ranks in model.replicas)
             raise RequestRefused(
                 f"{request.end} tokens never fit the KV budget of {pages} pages", needed=request.end, limit=pages
             )
@@ -156,6 +157,11 @@ class DecodeEngine:
         self._look_after_workers()
         self._roster.restart()
 
+    @property
+    def has_lost_workers(self) -> bool:
+        """A worker died and was not replaced: restart()."""
+        return bool(self._crew.dead())
+
     def drop_history(self) -> None:
         """Give up the KV of requests that ended; its memory goes back."""
         for name, model in self._roster.models.items():
@@ -204,7 +210,7 @@ class DecodeEngine:
     def _make_control(self, lowered: bool, in_flight: int) -> Control:
         self._board.set_in_flight(in_flight)
         if lowered:
-            return LoweredControl(self._board, self._roster.models, self.config)
+            return LoweredControl(self._board, self._roster.models, self.config, in_flight)
         return HostedControl(self._board, self._roster.models, self._crew, in_flight)
 
     def _enter(self, request: DecodeRequest) -> bool:
@@ -232,7 +238,7 @@ class DecodeEngine:
                 pool.forget()
 
     def _needs(self, running: Running, place: int) -> bool:
-        return place == running.rank or place in self._roster.models[running.model].ffn_places
+        return place in running.ranks or place in self._roster.models[running.model].ffn_places
 
     def _check_open(self) -> None:
         if self._closed:

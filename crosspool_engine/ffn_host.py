@@ -28,7 +28,7 @@ _SECOND_S = 30.0  # how long an engine has to open its second connection
 
 def serve(board: Board, orders: Connection, data: socket.socket, hello: Hello) -> None:
     """One session: until either connection ends. The native worker runs in the calling thread."""
-    from poolweave.crosspool_engine.models.halves import FfnHalf  # torch: seconds, and only here
+    from poolweave.crosspool_engine.models.halves import FfnHalf
 
     spec = WorkerSpec(
         rank=hello.rank, board_fd=board.fd, channel_fd=-1, arena_fds=None, block_tokens=hello.sizes["block_tokens"],

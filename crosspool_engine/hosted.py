@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
@@ -18,8 +18,16 @@ from poolweave.errors import WorkerLost
 
 
 @dataclass(slots=True)
+class _Stage:
+    """A slot's stage under way: who works on it, and which places do once they are done."""
+
+    workers: set[WorkerProcess]
+    later: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
 class _Rank:
-    """One attention rank's pipeline and which slot each of its batches has."""
+    """One leading attention rank's pipeline and which slot each of its batches has."""
 
     number: int
     pipeline: Pipeline
@@ -41,14 +49,12 @@ class HostedControl:
         self._ranks: list[_Rank] = []
         self._known: Mapping[str, ServedModel] = {}
         self._over: list[Running] = []  # take part no more, not yet handed over
-        self._busy: dict[
-            int, tuple[WorkerProcess, int]
-        ] = {}  # slot -> who works on it, and how far in the layer's ranks
+        self._busy: dict[int, _Stage] = {}  # by slot
 
     def place(self, running: Running) -> None:
         ranks = self._current()
         self._placed[running.name] = running
-        ranks[running.rank].pipeline.add(running.name, running.model)
+        ranks[running.leader].pipeline.add(running.name, running.model)
 
     def collect(self, timeout_s: float) -> list[Running]:
         ranks = self._current()
@@ -73,18 +79,18 @@ class HostedControl:
             self._settle()
             self._known = dict(self._models)
             shapes = {
-                name: PipelineModel(num_layers=len(model.owners), layer_s=model.layer_cost)
+                name: PipelineModel(num_layers=len(model.owners), layer_s=model.layer_cost, owners=model.owners)
                 for name, model in self._models.items()
             }
             count = self._crew.config.attention_ranks
             self._ranks = [_Rank(number, Pipeline(shapes, self._config)) for number in range(count)]
             for running in self._placed.values():
-                self._ranks[running.rank].pipeline.add(running.name, running.model)
+                self._ranks[running.leader].pipeline.add(running.name, running.model)
         return self._ranks
 
     def _settle(self) -> None:
         """Let stages under way end, and drop the pipelines: batches begin their token again, which changes nothing."""
-        for worker in {worker for worker, _ in self._busy.values()}:
+        for worker in self._workers():
             try:
                 while worker.has_outstanding:
                     wait([worker.channel])
@@ -101,36 +107,50 @@ class HostedControl:
     def _start_stages(self, ranks: list[_Rank]) -> None:
         for rank in ranks:
             for turn in rank.pipeline.turns:
-                batch = rank.pipeline.start(turn)
-                if batch is None:
-                    continue
-                slot = self._slot_of(rank, batch)
-                self._board.set_layer(slot, batch.layer)
-                place = rank.number if turn is Turn.ATTENTION else self._ffn_place(batch, 0)
-                self._begin(place, slot, 0)
+                while (batch := rank.pipeline.start(turn)) is not None:
+                    slot = self._slot_of(rank, batch)
+                    self._board.set_layer(slot, batch.layer)
+                    if turn is Turn.ATTENTION:
+                        self._begin_attention(rank, batch, slot)
+                    else:
+                        self._begin(slot, (self._crew.config.attention_ranks + rank.pipeline.rank_of(batch),))
 
-    def _begin(self, place: int, slot: int, part: int) -> None:
-        worker = self._crew.workers[place]
-        self._busy[slot] = worker, part
-        worker.begin_stage(Step(slot), slot)
+    def _begin_attention(self, rank: _Rank, batch: Batch, slot: int) -> None:
+        """All ranks that share the heads at once; the leader before them where it embeds, alone where it samples."""
+        first, *others = self._placed[batch.requests[0]].ranks
+        if rank.pipeline.is_sampling(batch):
+            self._begin(slot, (first,))
+        elif batch.layer == 0:
+            self._begin(slot, (first,), later=tuple(others))
+        else:
+            self._begin(slot, (first, *others))
 
-    def _ffn_place(self, batch: Batch, part: int) -> int:
-        return self._crew.config.attention_ranks + self._models[batch.model].owners[batch.layer][part]
+    def _begin(self, slot: int, places: Sequence[int], *, later: tuple[int, ...] = ()) -> None:
+        workers = [self._crew.workers[place] for place in places]
+        self._busy[slot] = _Stage(set(workers), later)
+        for worker in workers:
+            worker.begin_stage(Step(slot), slot)
+
+    def _workers(self) -> set[WorkerProcess]:
+        return {worker for stage in self._busy.values() for worker in stage.workers}
 
     def _end_stages(self, ranks: list[_Rank]) -> bool:
         """Take what answers there are. -> whether a batch had its sampling turn"""
         sampled = False
-        for worker in {worker for worker, _ in self._busy.values()}:
+        for worker in self._workers():
             for slot in worker.ended_stages():
-                sampled |= self._end_stage(ranks[slot // self._crew.config.slots_per_rank], slot)
+                stage = self._busy[slot]
+                stage.workers.discard(worker)
+                if not stage.workers:
+                    sampled |= self._end_stage(ranks[slot // self._crew.config.slots_per_rank], slot)
         return sampled
 
     def _end_stage(self, rank: _Rank, slot: int) -> bool:
         """-> whether this was the sampling turn"""
-        _, part = self._busy.pop(slot)
+        stage = self._busy.pop(slot)
         batch = rank.batch_in(slot)
-        if batch.turn is Turn.FFN and part + 1 < len(self._models[batch.model].owners[batch.layer]):
-            self._begin(self._ffn_place(batch, part + 1), slot, part + 1)
+        if stage.later:
+            self._begin(slot, stage.later)
             return False
         if not rank.pipeline.is_sampling(batch):
             rank.pipeline.finish(batch.number)
@@ -146,7 +166,7 @@ class HostedControl:
 
     def _any_answer(self, timeout_s: float) -> bool:
         """Wait for an answer to a stage. Raises WorkerLost when none can come any more."""
-        busy = {worker for worker, _ in self._busy.values()}
+        busy = self._workers()
         if any(worker.has_ended for worker in busy) or wait([worker.channel for worker in busy], timeout_s):
             return True
         for worker in busy:
@@ -160,5 +180,5 @@ class HostedControl:
             slot = min(set(range(first, first + self._config.in_flight)) - set(rank.slots.values()))
             rank.slots[batch.number] = slot
             seats = [self._placed[name].seat for name in batch.requests]
-            self._board.form(slot, self._models[batch.model].index, seats, rank.number)
+            self._board.form(slot, self._models[batch.model].index, seats, list(self._placed[batch.requests[0]].ranks))
         return rank.slots[batch.number]

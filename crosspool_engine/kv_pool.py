@@ -18,6 +18,7 @@ from poolweave.crosspool_engine.worker_messages import Locate, Pages
 from poolweave.errors import WorkerLost
 from poolweave.index import Match
 from poolweave.mempool import Arena
+from poolweave.transfer.layout import KVLayout
 from poolweave.types import TokenIds
 
 
@@ -32,6 +33,8 @@ class KvLease:
     shared: int
     num_computed: int
     match: Match | None
+    tenant: bytes
+    reused_tokens: int = 0  # of those, by history
 
 
 class KvPool:
@@ -56,7 +59,7 @@ class KvPool:
 
     def open(self, model: ServedModel) -> None:
         """A range for a model that the worker serves. Costs no page."""
-        self._virtualizer.add(model.name, block_bytes=model.layout.block_bytes, max_blocks=model.max_blocks[self.rank])
+        self._add(model)
         self._models[model.name] = model
 
     def close(self, name: str) -> None:
@@ -73,7 +76,7 @@ class KvPool:
         for name, model in self._models.items():
             self.drop_history(name, mapped=False)
             self._virtualizer.remove(name)
-            self._virtualizer.add(name, block_bytes=model.layout.block_bytes, max_blocks=model.max_blocks[self.rank])
+            self._add(model)
         return self._arena.reap()
 
     # --- requests -------------------------------------------------------------------------------------------
@@ -92,15 +95,20 @@ class KvPool:
 
     def known_tokens(self, request: DecodeRequest) -> int:
         """Tokens of a request whose KV history has here."""
-        return 0 if self._history is None else self._history.count(self._models[request.model].index, request.tokens)
+        return (
+            0
+            if self._history is None
+            else self._history.count(self._models[request.model].index, request.tenant, request.tokens)
+        )
 
-    def take(self, request: DecodeRequest) -> KvLease | None:
+    def take(self, request: DecodeRequest, at_most: int | None = None) -> KvLease | None:
         """All the KV a request can need, backed by memory and filled with what it brings; None where there is no room.
 
-        Raises WorkerLost; then nothing is held.
+        `at_most`: tokens that history may give. Raises WorkerLost; then nothing is held.
         """
         model = self._models[request.model]
-        match = None if self._history is None else self._history.match(model.index, request.tokens)
+        tokens = request.tokens if at_most is None else request.tokens[: at_most + 1]
+        match = None if self._history is None else self._history.match(model.index, request.tenant, tokens)
         found = () if match is None else blocks_of(match.blocks)
         needed = model.layout.num_blocks(request.end - 1) - len(found)  # the last token's KV is never computed
         try:
@@ -112,13 +120,15 @@ class KvPool:
         except BaseException:
             _close(match)
             raise
-        self._leased_bytes += (len(found) + needed) * model.layout.block_bytes
-        lease = KvLease(
-            found + grant.blocks, len(found), max(request.num_computed, len(found) * self.block_tokens), match
-        )
+        self._leased_bytes += (len(found) + needed) * self._layout(model).block_bytes
+        reused = len(found) * self.block_tokens
+        computed = max(request.num_computed, reused)
+        lease = KvLease(found + grant.blocks, len(found), computed, match, request.tenant, reused)
         if request.kv is not None and len(found) < len(request.kv):
+            heads = model.kv_heads(self.rank)
+            brought = request.kv[len(found) :, ..., heads.start : heads.stop, :]
             try:
-                self._memory(request.model).write(lease.blocks[len(found) : len(request.kv)], request.kv[len(found) :])
+                self._memory(request.model).write(lease.blocks[len(found) : len(request.kv)], brought)
             except BaseException:
                 self.give(request.model, lease)
                 raise
@@ -126,11 +136,11 @@ class KvPool:
 
     def give(self, name: str, lease: KvLease, computed: TokenIds | None = None) -> None:
         """End a lease. `computed`: tokens whose KV is there and sound, so that whole blocks of them may stay."""
-        self._leased_bytes -= len(lease.blocks) * self._models[name].layout.block_bytes
+        self._leased_bytes -= len(lease.blocks) * self._layout(self._models[name]).block_bytes
         own = set(lease.blocks[lease.shared :])
         if computed is not None and self._history is not None:
             whole = len(computed) // self.block_tokens
-            left = self._history.keep(self._models[name].index, computed, lease.blocks[:whole])
+            left = self._history.keep(self._models[name].index, lease.tenant, computed, lease.blocks[:whole])
             own -= set(lease.blocks[:whole]) - left
         _close(lease.match)
         self._release(name, tuple(sorted(own)))
@@ -167,6 +177,14 @@ class KvPool:
         assert self.held_bytes == self._virtualizer.num_mapped * self._page_bytes
 
     # --- private --------------------------------------------------------------------------------------------
+
+    def _layout(self, model: ServedModel) -> KVLayout:
+        """Of this rank's heads."""
+        return model.layout_on(self.rank)
+
+    def _add(self, model: ServedModel) -> None:
+        block_bytes = self._layout(model).block_bytes
+        self._virtualizer.add(model.name, block_bytes=block_bytes, max_blocks=model.max_blocks[self.rank])
 
     def _grant(self, name: str, needed: int) -> Grant | None:
         """Blocks, where need be in the place of history."""
@@ -210,7 +228,7 @@ class KvPool:
         def locate(pages: Sequence[int]) -> Sequence[int]:
             return self._crew.workers[self.rank].call(Locate(model.index, tuple(pages)))
 
-        return KvMemory(model.layout, self._arena.descriptors[0], self._page_bytes, locate)
+        return KvMemory(self._layout(model), self._arena.descriptors[0], self._page_bytes, locate)
 
 
 def _close(match: Match | None) -> None:

@@ -35,10 +35,14 @@ _WITHOUT_TRANSFERS = {Turn.ATTENTION: Turn.FFN, Turn.FFN: Turn.ATTENTION}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineModel:
-    """One model as the pipeline sees it. `layer_s` is what a layer costs, of any unit: it only weighs fairness."""
+    """One model as the pipeline sees it. `layer_s` is what a layer costs, of any unit: it only weighs fairness.
+
+    `owners`: the FFN ranks of each layer, that work on a batch one after the other; without any there is one rank.
+    """
 
     num_layers: int
     layer_s: float = 1.0
+    owners: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_layers < 1 or not self.layer_s > 0:
@@ -46,6 +50,9 @@ class PipelineModel:
                 f"a model has layers and they cost time, got {self.num_layers} of {self.layer_s}",
                 setting="num_layers", value=self.num_layers,
             )  # fmt: skip
+
+    def ffn_ranks(self, layer: int) -> tuple[int, ...]:
+        return self.owners[layer] if self.owners else (0,)
 
     @property
     def pass_s(self) -> float:
@@ -69,7 +76,10 @@ class PipelineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch in flight. `ticket` orders batches that wait for the same stage: first come, first served."""
+    """A batch in flight. `ticket` orders batches that wait for the same stage: first come, first served.
+
+    `part`: how many of the layer's FFN ranks were done with it before.
+    """
 
     number: int
     model: str
@@ -77,6 +87,7 @@ class Batch:
     layer: int
     turn: Turn
     ticket: int
+    part: int = 0
     running: bool = False
 
     @property
@@ -170,11 +181,16 @@ class Pipeline:
             self._cancelled.add(request)
 
     def start(self, turn: Turn) -> Batch | None:
-        """Take the batch that has waited longest for this stage; None when none waits or the stage is busy."""
+        """Take the batch that has waited longest for this stage; None when none waits or the stage is busy.
+
+        Each FFN rank is a stage of its own: several may run at once.
+        """
         here = [batch for batch in self._batches.values() if batch.turn is turn]
-        if not here or any(batch.running for batch in here):
+        busy = {self.rank_of(batch) for batch in here if batch.running}
+        waiting = [batch for batch in here if not batch.running and self.rank_of(batch) not in busy]
+        if not waiting:
             return None
-        batch = replace(min(here, key=lambda each: each.ticket), running=True)
+        batch = replace(min(waiting, key=lambda each: each.ticket), running=True)
         self._batches[batch.number] = batch
         return batch
 
@@ -196,11 +212,21 @@ class Pipeline:
         if sampling:
             self._dissolve(batch, set(finished))
             return None
+        part = batch.part + (batch.turn is Turn.FFN)
+        if batch.turn is Turn.FFN and part < len(self._queues[batch.model].model.ffn_ranks(batch.layer)):
+            self._batches[number] = replace(batch, part=part, ticket=self._ticket(), running=False)
+            return self._batches[number]
         following = self._next[batch.turn]
         layer = batch.layer + (following is Turn.ATTENTION)
-        moved = replace(batch, turn=following, layer=layer, ticket=self._ticket(), running=False)
+        moved = replace(batch, turn=following, layer=layer, part=0, ticket=self._ticket(), running=False)
         self._batches[number] = moved
         return moved
+
+    def rank_of(self, batch: Batch) -> int:
+        """The FFN rank whose turn a batch has; 0 in other turns."""
+        if batch.turn is not Turn.FFN:
+            return 0
+        return self._queues[batch.model].model.ffn_ranks(batch.layer)[batch.part]
 
     def is_sampling(self, batch: Batch) -> bool:
         """True in the turn after the last layer: final norm, logits and sampling, on the KV side."""
@@ -226,7 +252,8 @@ class Pipeline:
             assert all(self._owner[request] == batch.model for request in batch.requests)
             assert 0 <= batch.layer <= self._queues[batch.model].model.num_layers
         for turn in self.turns:
-            assert sum(batch.running for batch in self._batches.values() if batch.turn is turn) <= 1
+            running = [self.rank_of(batch) for batch in self._batches.values() if batch.running and batch.turn is turn]
+            assert len(set(running)) == len(running), "a stage runs two batches"
         idle = len(self._batches) < self.config.in_flight
         assert not (idle and any(queue.waiting for queue in self._queues.values())), "room, but requests wait"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ from poolweave.crosspool_engine.ffn_placement import FfnPlacement
 from poolweave.crosspool_engine.model_shape import ModelShape
 from poolweave.crosspool_engine.planner.plan import Plan
 from poolweave.crosspool_engine.served_model import Serving
-from poolweave.errors import ConfigError
+from poolweave.errors import ConfigError, PlanInfeasible
 
 _DTYPES = {4: "float32", 2: "bfloat16"}
 
@@ -31,11 +33,36 @@ def planned_config(plan: Plan, **settings: Any) -> EngineConfig:
     return EngineConfig(**planned, **settings)
 
 
+def check_machine(
+    plan: Plan, shapes: Mapping[str, ModelShape], *, away: int = 0, memory_bytes: int | None = None
+) -> None:
+    """Raises PlanInfeasible with the bytes when this machine cannot hold what the plan puts on it.
+
+    `shapes` of the planned models by name; `away`: how many weights ranks, the last ones, are other hosts'.
+    `memory_bytes`: None is all memory of the machine.
+    """
+    here = plan.weights_ranks[: len(plan.weights_ranks) - away]
+    kv = plan.total_pages * plan.page_bytes
+    ffn = sum(plan.rank_ffn_bytes(rank) for rank in here)
+    beside = sum(
+        len(model.attention_ranks) * shapes[model.name].resident_params * plan.dtype_bytes
+        for model in plan.models if model.name in shapes
+    )  # fmt: skip
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory_bytes is None else memory_bytes
+    needed = kv + ffn + beside
+    if needed > have:
+        raise PlanInfeasible(
+            f"the plan needs {needed:,} bytes on this machine ({kv:,} of KV, {ffn:,} of FFN weights, {beside:,} of "
+            f"others), it has {have:,}: plan with smaller devices, or put FFN ranks on other hosts (ffn_hosts)",
+            part="kv" if kv > have else "weights", needed_bytes=needed, available_bytes=have,
+        )  # fmt: skip
+
+
 def planned_serving(plan: Plan, name: str, serving: Serving) -> Serving:
     """`serving` where the plan places the model.
 
-    Raises ConfigError for a model that is not in the plan or is another one than was planned, a placement of one's
-    own, and attention that the plan spreads over several ranks (tensor parallel), which is not decoded here.
+    Raises ConfigError for a model that is not in the plan or is another one than was planned, or a placement of
+    one's own.
     """
     shape = ModelShape.from_directory(serving.path)
     placement = FfnPlacement.of_plan(plan, name, shape)
@@ -46,13 +73,7 @@ def planned_serving(plan: Plan, name: str, serving: Serving) -> Serving:
             f"the plan's {name!r} has {model.kv_bytes_per_token} KV bytes a token in {dtype}, this one {kappa} in "
             f"{serving.dtype}", setting="plan",
         )  # fmt: skip
-    wide = [replica for replica in model.attention_ranks if len(replica) > 1]
-    if wide:
-        raise ConfigError(
-            f"the plan spreads attention of {name!r} over ranks {list(wide[0])}; it is decoded on one rank each: plan "
-            "with devices that hold the demand on fewer KV ranks", setting="plan",
-        )  # fmt: skip
-    if serving.placement is not None or serving.ranks is not None:
-        raise ConfigError(f"the plan places {name!r}: leave placement and ranks out", setting="placement")
-    ranks = tuple(plan.kv_ranks.index(replica[0]) for replica in model.attention_ranks)
-    return replace(serving, placement=placement, ranks=ranks)
+    if serving.placement is not None or serving.replicas is not None:
+        raise ConfigError(f"the plan places {name!r}: leave placement and replicas out", setting="placement")
+    replicas = tuple(tuple(plan.kv_ranks.index(rank) for rank in ranks) for ranks in model.attention_ranks)
+    return replace(serving, placement=placement, replicas=replicas)

@@ -23,7 +23,8 @@ class DecodeRequest:
 
     `kv`: `[blocks, layers, parts, block_tokens, heads, dim]` in the model's KV dtype (bfloat16 as uint16), as prefill
     computed it. Tokens beyond `num_computed` are computed here, one a step; at least one is. `return_kv`: the result
-    carries the KV of all computed tokens. Raises RequestRefused for values that cannot work.
+    carries the KV of all computed tokens. KV that stays is found again by requests of the same `tenant` only. Raises
+    RequestRefused for values that cannot work.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class DecodeRequest:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     return_kv: bool = False
+    tenant: bytes = b""
 
     def __post_init__(self) -> None:
         prompt = as_tokens(self.tokens)

@@ -9,6 +9,7 @@ from poolweave.crosspool_engine.crew import Crew
 from poolweave.crosspool_engine.kv_pool import KvPool
 from poolweave.crosspool_engine.planned import planned_serving
 from poolweave.crosspool_engine.planner.plan import Plan
+from poolweave.crosspool_engine.replica import Replica
 from poolweave.crosspool_engine.served_model import ServedModel, Serving
 from poolweave.errors import ConfigError, WorkerLost
 
@@ -59,12 +60,15 @@ class Roster:
             raise ConfigError(f"no model {name!r} is active: {sorted(self.models)}", setting="model", value=name)
         return self.models[name]
 
-    def eligible(self, name: str) -> tuple[int, ...]:
-        """Attention ranks that can decode a model now: living ones that have it, none while its FFN misses a rank."""
-        model = self.models[name]
-        if model.ffn_places & self._dead.keys():
+    def replicas(self, name: str) -> tuple[Replica, ...]:
+        """All copies of a model's attention."""
+        return tuple(Replica(tuple(self._pools[rank] for rank in ranks)) for ranks in self.models[name].replicas)
+
+    def eligible(self, name: str) -> tuple[Replica, ...]:
+        """Copies that can decode a model now: those with no dead rank, none while its FFN misses one."""
+        if self.models[name].ffn_places & self._dead.keys():
             return ()
-        return tuple(rank for rank in model.ranks if rank not in self._dead)
+        return tuple(replica for replica in self.replicas(name) if not set(replica.ranks) & self._dead.keys())
 
     def lost(self, name: str) -> WorkerLost | None:
         """Why a model waits for restart(), None when it does not."""

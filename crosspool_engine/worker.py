@@ -9,6 +9,8 @@ ends both.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 import sys
@@ -72,7 +74,7 @@ def _half(board: Board, spec: WorkerSpec) -> Half:
         from poolweave.crosspool_engine.remote_half import RemoteHalf
 
         return RemoteHalf(board, spec)
-    from poolweave.crosspool_engine.models.halves import AttentionHalf, FfnHalf  # torch: seconds, and only here
+    from poolweave.crosspool_engine.models.halves import AttentionHalf, FfnHalf
 
     return FfnHalf(board, spec) if spec.arena_fds is None else AttentionHalf(board, spec)
 
@@ -94,6 +96,8 @@ def take_orders(half: Half, channel: Connection) -> None:
         except Exception as error:  # noqa: BLE001 - the boundary: the host gets it and decides
             _log.warning("order %s failed", type(order).__name__, exc_info=True)
             answer = Failed(type(error).__name__, str(error))
+        if isinstance(order, (Activate, Deactivate)):
+            _return_memory()
         try:
             send(channel, answer)
         except OSError:
@@ -113,6 +117,14 @@ def _carry_out(half: Half, order: Order) -> Done:
     else:
         values = half.locate(order)
     return Done(values)
+
+
+def _return_memory() -> None:
+    """To the system, what loading or unloading a model left: cycles of its modules, and free pages of the heap."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 if __name__ == "__main__":

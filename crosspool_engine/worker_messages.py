@@ -25,6 +25,8 @@ class Activate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     unrouted: bool = True  # FFN: shared experts too
     num_layers: int = 0  # FFN: of the whole model
     max_blocks: int = 0  # attention: blocks of its KV range
+    share: int = 0  # attention: which of `width` equal shares of the heads
+    width: int = 1
 
 
 class Deactivate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -13,8 +13,9 @@ import msgspec
 
 from poolweave.crosspool_engine.worker_messages import Order, WorkerSpec, receive_answer, send, values_of
 from poolweave.errors import WorkerLost
+from poolweave.standstill import Standstill
 
-_START_S = 300.0  # importing torch on a busy machine
+_START_S = 60.0  # on a busy machine
 _END_S = 10.0
 
 
@@ -31,6 +32,7 @@ class WorkerProcess:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=inherited, env=environment)
+        self._standstill = Standstill(self._process.pid)
         self.channel = Connection(ours.detach())
         self._outstanding: deque[int] = deque()  # slots of stages not yet answered, oldest first
         self._ended: list[int] = []
@@ -53,11 +55,24 @@ class WorkerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def stopped_s(self) -> float:
+        """For how long a signal has kept it from running: ask again and again."""
+        return self._standstill.seconds()
+
     def call(self, order: Order) -> tuple[int, ...]:
         """Carry out an order. Raises what the worker raised, and WorkerLost when it died."""
+        self.ask(order)
+        return self.answer()
+
+    def ask(self, order: Order) -> None:
+        """Begin an order; `answer` is to be called next. Raises WorkerLost."""
         while self._outstanding:  # answers come in order: those of stages first
             self._ended.append(self._await_stage())
         self._send(order)
+
+    def answer(self) -> tuple[int, ...]:
+        """What the order led to. Raises as `call`."""
         return self._receive()
 
     @property
@@ -90,9 +105,13 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def kill(self) -> None:
+    def end(self) -> None:
+        """By force; that it died is noticed as if it had by itself."""
         self._process.kill()
         self._process.wait()
+
+    def kill(self) -> None:
+        self.end()
         self.channel.close()
 
     def lost(self) -> WorkerLost:

@@ -14,6 +14,8 @@ class Identity:
     """All that must be equal for KV to be reused.
 
     `salt` separates tenants; it is used only to compute `digest` and never shown in repr, keys, metrics or logs.
+    `tenant`: whose quota pays, where that is somebody behind several salts; None: each salt is a tenant. It is no part
+    of what must be equal: the first that an identity comes with counts.
     """
 
     model: str = ""
@@ -23,6 +25,12 @@ class Identity:
     adapter: str = ""
     multimodal: tuple[bytes, ...] = ()
     salt: bytes = field(default=b"", repr=False)
+    tenant: bytes | None = field(default=None, repr=False)
+
+    @property
+    def tenant_digest(self) -> bytes:
+        """16 bytes that name the tenant without telling its salt."""
+        return tenant_digest(self.salt if self.tenant is None else self.tenant)
 
     @property
     def digest(self) -> bytes:
@@ -36,3 +44,8 @@ class Identity:
             state.update(len(part).to_bytes(8, "little") + part)
         state.update(len(self.multimodal).to_bytes(8, "little"))
         return state.digest()
+
+
+def tenant_digest(tenant: bytes) -> bytes:
+    """How other processes name a tenant: 16 bytes, the same everywhere."""
+    return hashlib.blake2b(tenant, digest_size=16, person=b"poolweave-tenant").digest()

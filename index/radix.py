@@ -17,7 +17,7 @@ from poolweave.errors import ConfigError
 from poolweave.index._native import EvictFilter, Inserted, Match, MissReason, RadixStats, RadixTree
 from poolweave.index.eviction import RecomputeCost, native_cost, policy_name
 from poolweave.index.identity import Identity
-from poolweave.index.namespaces import Namespaces
+from poolweave.index.namespaces import Namespace, Namespaces
 from poolweave.types import TokenIds, UInt64Array, as_tokens, parse_bytes
 
 Payloads: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
@@ -64,7 +64,7 @@ class RadixIndex:
             keep_tenants=keep_tenants,
         )
         accounts = keep_tenants or max_tenant_bytes is not None
-        self._namespaces = Namespaces(self._tree.set_tenant if accounts else None)
+        self._namespaces = Namespaces(self._tree, keeps_accounts=accounts)
 
     @property
     def eviction(self) -> str:
@@ -72,16 +72,43 @@ class RadixIndex:
         return self._tree.eviction
 
     @property
+    def tree(self) -> RadixTree:
+        """The native tree, for native code that keeps something else in step with it."""
+        return self._tree
+
+    @property
     def block_tokens(self) -> int:
         return self._tree.block_tokens
 
-    def namespace(self, identity: Identity) -> int:
-        """The namespace of `identity`, a small int: the same one for equal identities, 0 for none."""
+    def namespace(self, identity: Identity) -> Namespace:
+        """The namespace of `identity`, a small int: the same one for equal identities, 0 for none.
+
+        It stands for the identity while somebody has what this returned, or blocks are indexed under it. After that it
+        may be given up, and the identity gets another number when it comes again; no number gets another identity.
+        """
         return self._namespaces.of_identity(identity)
 
-    def namespace_of(self, digest: bytes) -> int:
-        """The namespace of the identity with this digest, as a peer names it."""
-        return self._namespaces.of_digest(digest)
+    def namespace_of(self, digest: bytes, tenant: bytes = b"") -> Namespace:
+        """The namespace of the identity with this digest, as a peer names it; `tenant`: whose it is, where it says so
+        (Identity.tenant_digest)."""
+        return self._namespaces.of_digest(digest, tenant)
+
+    def tenant(self, ns: int) -> bytes:
+        """The digest of a namespace's tenant; b"" for 0 and where nobody told it. Raises ConfigError as `require`."""
+        return self._namespaces.tenant(ns)
+
+    def digest(self, ns: int) -> bytes | None:
+        """Of the identity behind a namespace; None for 0. Raises ConfigError as `require`."""
+        return self._namespaces.digest(ns)
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """For those who keep something by namespace."""
+        return self._namespaces
+
+    def require(self, ns: int) -> None:
+        """Raises ConfigError for a namespace that namespace() did not give out, or that was given up since."""
+        self._namespaces.require(ns)
 
     def insert(self, tokens: TokenIds, blocks: Payloads, ns: int = 0, *, priority: int = 0) -> Inserted:
         """Index one block for every `block_tokens` of `tokens`; a last partial block of tokens is ignored.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
 
 from poolweave.errors import AllocTimeout, ConfigError, OutOfBlocks, QuotaExceeded
+from poolweave.mempool.guests import GUESTS
 from poolweave.mempool.quotas import NO_LIMIT, NOBODY
 from poolweave.mempool.reclaim import Reclaimer
 from poolweave.mempool.refused import refuse_count
 from poolweave.mempool.resizer import Resizer
-from poolweave.mempool.space import BlockSpace
+from poolweave.mempool.space import HBM, BlockSpace
 from poolweave.mempool.waiters import TaskGate, ThreadGate, Turn, WaitQueue
 from poolweave.types import Tier, UInt64Array
+
+_LOOK_S = 0.02  # between two looks at what other processes gave back
 
 
 class Allocator:
@@ -49,7 +53,7 @@ class Allocator:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self.out_of_blocks(num_blocks, tier, AllocTimeout, f" after {timeout} s")
-                gate.wait(left)
+                gate.wait(self._patience(left))
         finally:
             self.waiters.leave(turn)
 
@@ -69,7 +73,7 @@ class Allocator:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise self.out_of_blocks(num_blocks, tier, AllocTimeout, f" after {timeout} s")
-                await gate.wait(left)
+                await gate.wait(None if left is None and self._space.handed is None else self._patience(left))
         finally:
             self.waiters.leave(turn)
 
@@ -79,10 +83,25 @@ class Allocator:
 
     def released(self, available: int) -> None:
         """`available` blocks became free or evictable: whoever waits for that goes on."""
+        if self._space.guests is not None:
+            self._space.guests.settle()
         if available and self._resizer.draining:
             self._resizer.drain_all()
         if available and self.waiters:
             self.waiters.notify()
+
+    def admit_guests(self, num_blocks: int) -> bool:
+        """Whether so many blocks more may lie in other pools' pages: with them a pool holds no more than its tier may
+        grow to, so the oldest ones of its history go first.
+        """
+        space = self._space
+        if space.guests is None:
+            return False
+        with space.lock:
+            excess = space.guests.num_blocks + num_blocks - space.tiers[HBM].cap_slots
+            if excess > 0:
+                self._reclaimer.drop(excess, 1 << GUESTS, "evicted")
+            return space.guests.num_blocks + num_blocks <= space.tiers[HBM].cap_slots
 
     def _take_turn(self, turn: Turn, num_blocks: int, tier: Tier, tenant: int) -> UInt64Array | None:
         if not self.waiters.may_try(turn):
@@ -102,6 +121,11 @@ class Allocator:
                 if space.table.alloc(handles, mask, tenant):  # another thread may have been faster: it made progress
                     return handles
         return None
+
+    def _patience(self, left: float | None) -> float:
+        """How long to wait for a word: who leaves a shared arena's pages in another process sends none."""
+        most = math.inf if self._space.handed is None else _LOOK_S
+        return most if left is None else min(left, most)
 
     def _over_quota(self, num_blocks: int, tier: Tier, tenant: int) -> bool:
         return tenant != NOBODY and self._space.table.tenant_room(tenant, tier.value) < num_blocks

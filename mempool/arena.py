@@ -36,6 +36,8 @@ class ArenaStats:
     processes: int
     huge_pages: bool  # obtained
     pinned_bytes: int  # obtained, in this process
+    guest_bytes: int  # of the held ones: pages in which others than their owner read
+    orphan_bytes: int  # of the held ones: pages whose owner is gone, while others still read in them
 
 
 class Arena:
@@ -79,13 +81,28 @@ class Arena:
     def page_bytes(self) -> int:
         return self._native.page_bytes
 
-    def reserve(self, nbytes: int | str, *, sole: bool = False) -> _native.Range:
+    @property
+    def id(self) -> int:
+        """Names the arena to all that have joined it: 64 bits, drawn at its creation."""
+        return self._native.id
+
+    @property
+    def member(self) -> tuple[int, int, int]:
+        """This registration as other members name it: (pid, start time of the process, place)."""
+        return self._native.member
+
+    def departures(self) -> int:
+        """How often a page has lost its last guest."""
+        return self._native.departures()
+
+    def reserve(self, nbytes: int | str, *, sole: bool = False, guests: int = 0) -> _native.Range:
         """Address space of `nbytes`, with no memory yet: it reads as zeros, and `range.map(first, count)` backs pages.
 
         `sole`: the arena's only range; page p of it is page p of the memory, and runs are single kernel mappings.
+        Behind it there may be `guests` bytes in which pages of other ranges are mapped, read-only.
         Raises ConfigError when another range is in the way, or vm.max_map_count is too low for scattered pages.
         """
-        return _native.Range(self._native, parse_bytes(nbytes, "nbytes"), sole)
+        return _native.Range(self._native, parse_bytes(nbytes, "nbytes"), sole, guests)
 
     def set_budget(self, budget: int | str) -> None:
         """Grow at once. Shrinking returns free pages; held ones stay until given back, and no new ones come meanwhile.

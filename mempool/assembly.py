@@ -7,6 +7,8 @@ from poolweave.index import RadixIndex
 from poolweave.mempool._native import BlockTable
 from poolweave.mempool.arena import Arena
 from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.guests import Guests
+from poolweave.mempool.handed import HandedBook
 from poolweave.mempool.quotas import TenantBook
 from poolweave.mempool.shared_tier import SharedTierMemory
 from poolweave.mempool.space import DRAM, HBM, BlockSpace
@@ -36,7 +38,13 @@ def build_space(
     table = BlockTable(limits[0], limits[1], epoch, layout.num_layers)
     index = RadixIndex(layout.block_tokens, eviction=config.eviction, keep_tenants=config.quotas is not None)
     book = None if config.quotas is None else TenantBook(config.quotas, table, layout.block_bytes)
+    if book is not None:
+        index.namespaces.add_holder(book)
     space = BlockSpace(layout, table, tiers, index, config.copy_threads, book)
+    memory = tiers[HBM]
+    if isinstance(memory, SharedTierMemory):
+        space.guests = memory.guests = Guests(memory, table)
+        space.handed = HandedBook(table, memory)
     if config.events is not None:
         from poolweave.mempool.announcer import announcer  # which needs ZeroMQ, other pools do not
 

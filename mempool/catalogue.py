@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from poolweave.errors import ConfigError
-from poolweave.index import Identity, MissReason
+from poolweave.index import Identity, Inserted, MissReason, Namespace
 from poolweave.mempool.quotas import NOBODY
 from poolweave.mempool.space import BlockSpace
+from poolweave.transfer import Incoming, Placement
 from poolweave.types import Int32Array, Tier, UInt64Array
 
 
@@ -38,41 +39,43 @@ class Catalogue:
 
     def __init__(self, space: BlockSpace, default: Identity) -> None:
         self._space = space
-        self._digests: dict[int, bytes] = {}
         self.default_ns = self.namespace(default)
 
-    def namespace(self, identity: Identity) -> int:
+    def namespace(self, identity: Identity) -> Namespace:
         ns = self._space.index.namespace(identity)
-        self._digests[ns] = identity.digest
-        if self._space.tenants is not None:
-            self._space.tenants.enter(ns, identity)
+        self._enter(ns)
         return ns
 
     def tenant(self, ns: int | None) -> int:
-        """Whose quota pays for blocks of this namespace."""
+        """Whose quota pays for blocks of this namespace, as long as the caller has it. Raises ConfigError."""
         book = self._space.tenants
-        return NOBODY if book is None else book.tenant(self.default_ns if ns is None else ns)
+        return NOBODY if book is None else book.tenant(self._known(ns))
 
-    def namespace_of(self, digest: bytes) -> int:
-        """The namespace of an identity that another instance names."""
-        ns = self._space.index.namespace_of(digest)
-        self._digests.setdefault(ns, digest)
+    def namespace_of(self, digest: bytes, tenant: bytes = b"") -> Namespace:
+        """The namespace of an identity that another instance names, and whose it says that it is."""
+        ns = self._space.index.namespace_of(digest, tenant)
+        if tenant:
+            self._enter(ns)
         return ns
+
+    def tenant_digest(self, ns: int | None) -> bytes:
+        """What names its tenant on the wire; b"" where nobody told it. Raises ConfigError as `digest`."""
+        return self._space.index.tenant(self.default_ns if ns is None else ns)
 
     def digest(self, ns: int | None) -> bytes:
         """What names the namespace on the wire. Raises ConfigError for one that namespace() did not give."""
-        ns = self.default_ns if ns is None else ns
-        if ns not in self._digests:
+        digest = self._space.index.digest(self.default_ns if ns is None else ns)
+        if digest is None:
             raise ConfigError(
-                f"namespace {ns} is not known here; get it from namespace(identity)", setting="ns", value=ns
+                "namespace 0 stands for no identity; get one from namespace(identity)", setting="ns", value=0
             )
-        return self._digests[ns]
+        return digest
 
     def match(self, tokens: Int32Array, ns: int | None) -> Found:
         space = self._space
+        ns = self._known(ns)
         with space.lock:
-            match = space.index.match(tokens, self.default_ns if ns is None else ns)
-            space.table.retain(match.blocks)
+            match = space.catalogue.match(tokens, ns)
         return Found(match.blocks, match.num_tokens, match.miss_reason)
 
     def insert(self, tokens: Int32Array, handles: UInt64Array, ns: int | None) -> Indexed:
@@ -80,21 +83,45 @@ class Catalogue:
         ConfigError for a block given twice or indexed under another prefix; then nothing changed.
         """
         space = self._space
-        ns = self.default_ns if ns is None else ns
-        block_tokens = space.layout.block_tokens
-        whole = min(len(tokens) // block_tokens, len(handles))
-        tokens, handles = tokens[: whole * block_tokens], handles[:whole]
+        ns = self._known(ns)
         with space.lock:
-            if space.table.check_insertable(handles):
-                self._require_in_place(tokens, handles, ns)
-            inserted = space.index.insert(tokens, handles, ns)
-            # below a block that is new there is nothing old: duplicates are a leading run
-            new = handles[len(inserted.duplicates) : inserted.num_tokens // block_tokens]
-            space.table.index(new)
+            inserted = space.catalogue.insert(tokens, handles, ns)
             if space.recorder is not None:
-                tiers = [Tier(value) for value in space.locate(new)[0].tolist()]
-                space.recorder.stored(tokens[: inserted.num_tokens], new, tiers, self._digests.get(ns))
+                self._record(tokens, handles, inserted, ns)
         return Indexed(inserted.num_tokens, inserted.duplicates, inserted.surplus)
+
+    def place(self, incoming: Incoming) -> Placement | UInt64Array:
+        """Match, pin and allocate what comes in.
+
+        Only the matched blocks, pinned, when room must be made for the others, or they were reserved, or may lie where
+        the sender has them.
+        """
+        if incoming.tokens is None and incoming.lent is not None:  # nothing to match
+            return np.empty(0, np.uint64)
+        space = self._space
+        ns = self.namespace_of(incoming.identity, incoming.tenant)
+        mask = incoming.on_demand._value_ if incoming.on_demand is not None and incoming.lent is None else 0
+        tenant = NOBODY if space.tenants is None else space.tenants.tenant(ns)
+        count = incoming.num_blocks
+        blocks, tiers, slots = np.empty(count, np.uint64), np.empty(count, np.uint8), np.empty(count, np.int32)
+        with space.lock:
+            held, enough = space.catalogue.place(incoming.tokens, ns, mask, tenant, blocks, tiers, slots)
+        if not enough:
+            return blocks[:held]
+        return Placement(incoming, blocks[:held], blocks[held:], tiers[: count - held], slots[: count - held])
+
+    def commit(self, placement: Placement) -> None:
+        """What was placed is there: seal full blocks, index them if asked."""
+        space, incoming, held, fresh = self._space, placement.incoming, placement.held, placement.fresh
+        whole = min(incoming.num_tokens // space.layout.block_tokens, incoming.num_blocks)
+        tokens = incoming.tokens if incoming.insert else None
+        ns = self.namespace_of(incoming.identity, incoming.tenant)  # it may have been given up meanwhile
+        with space.lock:
+            inserted = space.catalogue.commit(held, fresh, whole, tokens, ns, incoming.private)
+            if space.recorder is not None and tokens is not None:
+                self._record(tokens, np.concatenate((held, fresh)), inserted, ns)
+        if space.on_sealed is not None and whole > len(held):
+            space.on_sealed(fresh[: whole - len(held)])
 
     def delete(self, tokens: Int32Array, ns: int | None) -> tuple[int, int]:
         """Un-index what only this prompt needs. -> blocks given up, and how many of them became free"""
@@ -103,17 +130,22 @@ class Catalogue:
             given = space.index.delete(tokens, self.default_ns if ns is None else ns)
             return len(given), space.drop(given, "deleted")
 
-    def _require_in_place(self, tokens: Int32Array, handles: UInt64Array, ns: int) -> None:
-        """Each block that is indexed already must be so at this very place: it can be in one place only."""
+    def _enter(self, ns: Namespace) -> None:
+        """Onto the account of its tenant."""
+        if self._space.tenants is not None:
+            self._space.tenants.enter(ns, self._space.index.tenant(ns))
+
+    def _known(self, ns: int | None) -> int:
+        """Raises ConfigError for a namespace that was not given out."""
+        if ns is None:
+            return self.default_ns
+        self._space.index.require(ns)
+        return ns
+
+    def _record(self, tokens: Int32Array, handles: UInt64Array, inserted: Inserted, ns: int) -> None:
+        """Tell others what the index took. Under the lock."""
         space = self._space
-        there = space.index.match(tokens, ns, touch=False).blocks
-        flags = np.empty(len(handles), np.uint8)
-        space.table.flags(handles, flags)
-        indexed = (flags & space.table.INDEXED).astype(bool)
-        in_place = np.zeros(len(handles), bool)
-        in_place[: len(there)] = handles[: len(there)] == there
-        if np.any(indexed & ~in_place):
-            handle = int(handles[int(np.argmax(indexed & ~in_place))])
-            raise ConfigError(
-                f"block {handle} is indexed under another prefix already; copy it to a new block", setting="blocks"
-            )
+        assert space.recorder is not None
+        new = handles[len(inserted.duplicates) : inserted.num_tokens // space.layout.block_tokens]
+        tiers = [Tier(value) for value in space.locate(new)[0].tolist()]
+        space.recorder.stored(tokens[: inserted.num_tokens], new, tiers, space.index.digest(ns))

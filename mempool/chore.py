@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class Chore:
         self._wanted = threading.Event()
         self.closing = False  # long work looks here and ends
         self._thread = threading.Thread(target=self._run, name=f"poolweave-{name}", daemon=True)
+        atexit.register(self.close)  # a thread that the interpreter ends inside native code takes the process with it
         self._thread.start()
 
     def nudge(self) -> None:
@@ -32,6 +34,7 @@ class Chore:
         self.closing = True
         self._wanted.set()
         self._thread.join()
+        atexit.unregister(self.close)
 
     def _run(self) -> None:
         while True:

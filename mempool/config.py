@@ -17,13 +17,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Watermarks:
+    """Above the share `high` of a tier in use, room is made down to `low`. Raises ConfigError out of range."""
+
+    high: float
+    low: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high <= 1:
+            raise ConfigError(
+                f"watermarks are 0 < low <= high <= 1, got {self.low} and {self.high}",
+                setting="watermarks", value=self.high, limit=self.low,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """Raises ConfigError for values out of range.
 
     `page_bytes`: unit of mapping, a power of two. `max_hbm`, `max_dram`: what resize() may grow a tier to (address
     space, not memory); None is four times the first size, and at least the machine's memory. `huge_pages`, `pinned`:
-    "off", "prefer" or "require", see Arena. Above the share `high_watermark` of HBM in use (None: never) a thread makes
-    room down to `low_watermark`, before an alloc needs it. `copy_threads`: of a swap.
+    "off", "prefer" or "require", see Arena. `watermarks`: when a thread makes room in HBM before an alloc needs it;
+    None: never. `copy_threads`: of a swap.
     `eviction`: which history goes first, one of EVICTION_POLICIES, or figures for "cost-aware".
     `write`: when a block is copied to DRAM: "back", when it is demoted, or "through", soon after it is sealed.
     `quotas`: what each tenant may take at most.
@@ -35,8 +50,7 @@ class PoolConfig:
     max_dram: int | str | None = None
     huge_pages: Wanted = "off"
     pinned: Wanted = "off"
-    low_watermark: float = 0.9
-    high_watermark: float | None = None
+    watermarks: Watermarks | None = None
     copy_threads: int = 2
     transfer: TransferConfig | None = None
     eviction: str | RecomputeCost = "lru"
@@ -61,11 +75,6 @@ class PoolConfig:
         policy_name(self.eviction)
         if self.write not in ("back", "through"):
             raise ConfigError(f"write={self.write!r} is none of back, through", setting="write", value=self.write)
-        if self.high_watermark is not None and not 0 < self.low_watermark <= self.high_watermark <= 1:
-            raise ConfigError(
-                f"watermarks are 0 < low <= high <= 1, got {self.low_watermark} and {self.high_watermark}",
-                setting="high_watermark", value=self.high_watermark, limit=self.low_watermark,
-            )  # fmt: skip
         if not 1 <= self.copy_threads <= 64:
             raise ConfigError(
                 f"copy_threads must lie in [1, 64], got {self.copy_threads}",

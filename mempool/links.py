@@ -34,19 +34,23 @@ class Links:
             return self._engine
 
     def _default(self) -> TransferConfig:
-        """Shared memory, or TCP where a tier's pages lie scattered in a shared arena."""
-        mappable = all(region.fd >= 0 for region in self._store.regions())
-        return TransferConfig(listen="shm" if mappable else "tcp")
+        """Shared memory; where a tier stands in a shared arena TCP, and for the arena's other pools hand-over."""
+        regions = self._store.regions()
+        if all(region.fd >= 0 for region in regions):
+            return TransferConfig(listen="shm")
+        hosts = any(region.joint is not None and region.joint.guests is not None for region in regions)
+        return TransferConfig(listen=("arena", "tcp") if hosts else "tcp")
 
-    def prompt(self, tokens: Int32Array, blocks: UInt64Array, ns: int | None) -> tuple[Int32Array, bytes]:
-        """Tokens and identity of a shipment that is to be indexed. Raises ConfigError when blocks do not fit."""
+    def prompt(self, tokens: Int32Array, blocks: UInt64Array, ns: int | None) -> tuple[Int32Array, bytes, bytes]:
+        """Tokens, identity and tenant of a shipment that is to be indexed. Raises ConfigError when blocks do not
+        fit."""
         needed = self._store.layout.num_blocks(len(tokens))
         if len(blocks) != needed:
             raise ConfigError(
                 f"{len(tokens)} tokens lie in {needed} blocks, got {len(blocks)}",
                 setting="blocks", value=len(blocks), limit=needed,
             )  # fmt: skip
-        return tokens, self._catalogue.digest(ns)
+        return tokens, self._catalogue.digest(ns), self._catalogue.tenant_digest(ns)
 
     def whole(self, blocks: UInt64Array, num_tokens: int | None) -> int:
         """`num_tokens`, or all that fit the blocks. Raises ConfigError when they do not end in the last block."""

@@ -17,7 +17,7 @@ class NameLock:
     """
 
     def __init__(self, name: str) -> None:
-        if not name or len(name.encode()) > _MAX_NAME or "\0" in name or "/" in name:
+        if not isinstance(name, str) or not name or len(name.encode()) > _MAX_NAME or "\0" in name or "/" in name:
             raise ConfigError(
                 f"instance={name!r} is no name: 1 to {_MAX_NAME} bytes without '/'", setting="instance", value=name
             )

@@ -34,10 +34,11 @@ from poolweave.mempool.resizer import Resizer
 from poolweave.mempool.stats import PoolStats
 from poolweave.mempool.store import PoolStore
 from poolweave.mempool.sweeper import Sweeper
+from poolweave.mempool.tier_window import TierWindow
 from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.mempool.write_through import WriteThrough
 from poolweave.transfer import KVLayout
-from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens
+from poolweave.types import Int32Array, Tier, TokenIds, UInt64Array, as_tokens, require_timeout
 
 if TYPE_CHECKING:
     from poolweave.index.events import KVEventPublisher
@@ -64,6 +65,8 @@ class MemPool(PoolTiers, PoolTransfers):
         random one).
         """
         config = config or PoolConfig()
+        if not isinstance(layout, KVLayout):
+            raise ConfigError(f"layout is a KVLayout, got {layout!r:.60}", setting="layout", value=repr(layout))
         if device != "cpu":
             raise ConfigError(
                 f"device {device!r} is not available; this build has 'cpu'", setting="device", value=device
@@ -86,15 +89,14 @@ class MemPool(PoolTiers, PoolTransfers):
         self._store = PoolStore(self._space, self._catalogue, self._allocator)
         self._links = Links(self.instance, self._store, self._catalogue, config.transfer)
         self._sweeper: Sweeper | None = None
-        if config.high_watermark is not None:
-            self._sweeper = Sweeper(
-                self._space, self._reclaimer, low=config.low_watermark, high=config.high_watermark, name=self.instance
-            )
+        if config.watermarks is not None:
+            self._sweeper = Sweeper(self._space, self._reclaimer, config.watermarks, name=self.instance)
         self._writer: WriteThrough | None = None
         if config.write == "through":
             self._writer = WriteThrough(self._space, self._reclaimer, self._allocator.released, self.instance)
             self._space.on_sealed = self._writer.offer
         self._uncounted = config.quotas is None
+        self._guests = self._space.guests
         self._closed = False
 
     # --- memory blocks --------------------------------------------------------------------------------------
@@ -122,6 +124,7 @@ class MemPool(PoolTiers, PoolTransfers):
         self, num_blocks: int, tier: Tier = Tier.HBM, timeout: float | None = None, ns: int | None = None
     ) -> Blocks:  # fmt: skip
         """alloc() that waits as a task, for ever when `timeout` is None. Cancelling it allocates nothing."""
+        require_timeout(timeout)
         tenant = self._catalogue.tenant(ns)
         try:
             return Blocks(await self._allocator.alloc_async(num_blocks, tier, timeout, tenant), self._epoch)
@@ -135,7 +138,7 @@ class MemPool(PoolTiers, PoolTransfers):
             available = self._table.free_blocks(blocks)  # type: ignore[arg-type]
         except TypeError:  # an array or a list
             available = self._table.free(self._handles(blocks))
-        if self._draining or self._turns:
+        if self._draining or self._turns or (self._guests is not None and self._table.has_departed):
             self._allocator.released(available)
         if self._sweeper is not None:
             self._sweeper.nudge()
@@ -181,6 +184,10 @@ class MemPool(PoolTiers, PoolTransfers):
         """
         return self._memory(tier).view()
 
+    def window(self, tier: Tier = Tier.HBM) -> TierWindow:
+        """view() for another process that writes this pool's blocks. Raises ConfigError where it cannot be mapped."""
+        return self._memory(tier).window()
+
     def slots(self, blocks: BlocksLike, tier: Tier = Tier.HBM) -> Int32Array:
         """Rows of `blocks` in view(tier), int32[n]. Raises NotResident for a block that lies elsewhere: swap it in."""
         handles = self._handles(blocks)
@@ -195,7 +202,8 @@ class MemPool(PoolTiers, PoolTransfers):
     # --- index ----------------------------------------------------------------------------------------------
 
     def namespace(self, identity: Identity) -> int:
-        """The small int that stands for `identity` in `ns` arguments; ns=None is the pool's default identity.
+        """The small int that stands for `identity` in `ns` arguments, while the caller has it or blocks are indexed
+        under it; ns=None is the pool's default identity.
 
         Raises ConfigError for what is no Identity.
         """
@@ -204,6 +212,19 @@ class MemPool(PoolTiers, PoolTransfers):
         except (TypeError, AttributeError):
             refuse_identity(identity)
             raise
+
+    def namespace_of(self, digest: bytes) -> int:
+        """The same for an identity that another process names by its digest, 16 bytes."""
+        return self._catalogue.namespace_of(digest)
+
+    def digest(self, ns: int | None = None) -> bytes:
+        """The identity behind a namespace, as other processes name it. Raises ConfigError for none of ours."""
+        return self._catalogue.digest(ns)
+
+    def tenant(self, ns: int | None = None) -> bytes:
+        """Whose quota pays for a namespace, as Identity.tenant_digest; b"" where nobody told it. Raises ConfigError for
+        none of ours."""
+        return self._catalogue.tenant_digest(ns)
 
     def match(self, tokens: TokenIds, ns: int | None = None, *, promote: bool = False) -> Hit:
         """The longest indexed prefix of `tokens`, whole blocks only, pinned until the Hit is closed or taken.
@@ -253,6 +274,8 @@ class MemPool(PoolTiers, PoolTransfers):
         self._require_open()
         space = self._space
         with space.lock:
+            if space.handed is not None:
+                space.handed.collect(reap=True)
             tiers = {memory.tier: space.tier_stats(number) for number, memory in space.tiers.items()}
             return PoolStats(
                 instance=self.instance, eviction=space.index.eviction, tiers=tiers, indexed=len(space.index),
@@ -296,6 +319,7 @@ class MemPool(PoolTiers, PoolTransfers):
     # --- private --------------------------------------------------------------------------------------------
 
     def _alloc_for(self, num_blocks: int, tier: Tier, timeout: float | None, tenant: int) -> Blocks:
+        require_timeout(timeout)
         if timeout is not None:
             return Blocks(self._allocator.alloc_wait(num_blocks, tier, timeout, tenant), self._epoch)
         return Blocks(self._allocator.alloc(num_blocks, tier, tenant), self._epoch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from poolweave.errors import UnknownBlock
 from poolweave.mempool._native import BlockTable
 from poolweave.mempool.allocator import Allocator
@@ -16,6 +18,7 @@ from poolweave.mempool.space import BlockSpace
 from poolweave.types import UInt64Array
 
 BlocksLike: TypeAlias = "Blocks | UInt64Array | Sequence[int]"
+_UINT64 = np.dtype(np.uint64)
 
 
 class PoolParts:
@@ -31,6 +34,10 @@ class PoolParts:
 
     def _handles(self, blocks: BlocksLike) -> UInt64Array:
         if not isinstance(blocks, Blocks):
+            if isinstance(blocks, np.ndarray) and blocks.dtype == _UINT64 and blocks.ndim == 1:
+                return blocks
+            if not isinstance(blocks, (Sequence, np.ndarray)) or isinstance(blocks, (str, bytes)):
+                raise TypeError(f"blocks are Blocks, or their handles as integers, got {blocks!r:.60}")
             return Blocks.of(blocks).array
         if blocks.owner != self._epoch and blocks.owner:
             raise UnknownBlock("these blocks are another pool's; send them with transfer()")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from poolweave.mempool.pool_parts import BlocksLike, PoolParts
 from poolweave.mempool.received import Received
-from poolweave.transfer import Reservation, Shipment, Transfer
+from poolweave.transfer import Presence, Reservation, Shipment, Transfer
 from poolweave.types import Tier, TokenIds, as_tokens
 
 
@@ -23,6 +23,11 @@ class PoolTransfers(PoolParts):
         """The same for all transports listened on, by transport."""
         return self._links.engine.addresses
 
+    @property
+    def epoch(self) -> int:
+        """Of this life, drawn anew at each start: what presence() says of it elsewhere."""
+        return self._links.engine.epoch
+
     def connect(self, peer: str, address: str | Sequence[str] | Mapping[str, str]) -> None:
         """Know the instance `peer` by its address(es); dials at the first transfer. Raises ConfigError."""
         self._links.engine.connect(peer, address)
@@ -30,6 +35,13 @@ class PoolTransfers(PoolParts):
     def disconnect(self, peer: str) -> None:
         """Forget `peer`; what is on its way to it fails."""
         self._links.engine.disconnect(peer)
+
+    def presence(self, peer: str) -> Presence:
+        """Whether `peer` is there now: its epoch, or 0 while it is being dialled or cannot be. Does not wait.
+
+        A process that ends is seen at once, a host that vanishes is not. Raises UnknownPeer.
+        """
+        return self._links.engine.presence(peer)
 
     def transfer(
         self, peer: str, blocks: BlocksLike, *, tag: bytes, num_tokens: int | None = None,
@@ -58,10 +70,10 @@ class PoolTransfers(PoolParts):
         tag nobody receives it, it is only indexed there.
         """
         handles = self._handles(blocks)
-        prompt, identity = self._links.prompt(as_tokens(tokens), handles, ns)
+        prompt, identity, tenant = self._links.prompt(as_tokens(tokens), handles, ns)
         return self._links.engine.offer(peer, Shipment(
-            blocks=handles, num_tokens=len(prompt), tag=tag, tokens=prompt, identity=identity, insert=True,
-            private=private, on_demand=on_demand if dst is None else None, dst=dst, growing=growing,
+            blocks=handles, num_tokens=len(prompt), tag=tag, tokens=prompt, identity=identity, tenant=tenant,
+            insert=True, private=private, on_demand=on_demand if dst is None else None, dst=dst, growing=growing,
         ))  # fmt: skip
 
     def receive(self, tag: bytes, timeout: float | None = None) -> Received:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from poolweave.errors import ConfigError
-from poolweave.index import Identity
+from poolweave.index import tenant_digest
 from poolweave.mempool._native import BlockTable
 from poolweave.types import parse_bytes
 
@@ -35,8 +35,8 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """Who may take how much: `named` by the salt of their identities, and `each` for every other tenant (None: any
-    amount). A tenant is a salt; a namespace of which a peer told the digest only is a tenant of its own.
+    """Who may take how much: `named` by the tenant of their identities, and `each` for every other one (None: any
+    amount). An identity without a tenant is its salt's; a namespace of which nobody told whose it is, its own.
     """
 
     named: Mapping[bytes, Quota] = field(default_factory=dict, repr=False)
@@ -55,59 +55,91 @@ class TenantStats:
 
 
 class TenantBook:
-    """From namespaces to the tenants that quotas count. Thread-safe."""
+    """From namespaces to the tenants that quotas count. Thread-safe. What it keeps ends with the namespaces."""
 
     def __init__(self, quotas: Quotas, table: BlockTable, block_bytes: int) -> None:
         """Raises ConfigError for quotas that are no sizes."""
         for quota in (*quotas.named.values(), *((quotas.each,) if quotas.each is not None else ())):
             quota.slots(block_bytes)
-        self._quotas = quotas
+        self._named = {tenant_digest(name): quota for name, quota in quotas.named.items()}
+        self._each = quotas.each
         self._table = table
         self._block_bytes = block_bytes
         self._lock = threading.Lock()
-        self._of_salt: dict[bytes, int] = {}
-        self._of_ns: dict[int, int] = {}
-        self._ns_of: dict[int, int] = {}  # one namespace of each tenant, to find its blocks in the index
+        self._of_digest: dict[bytes, _Account] = {}
+        self._of_ns: dict[int, _Account | None] = {}  # None: no quota counts it
+        self._of_tenant: dict[int, _Account] = {}
+        self._free: list[int] = []  # numbers of tenants that are gone
         table.set_tenants(1)
 
-    def enter(self, ns: int, identity: Identity) -> None:
-        """Say whose `ns` is. Without effect when it was used before."""
+    def enter(self, ns: int, digest: bytes) -> None:
+        """Say whose `ns` is, by Identity.tenant_digest. Without effect when it was used before."""
+        if ns in self._of_ns:
+            return
         with self._lock:
             if ns in self._of_ns:
                 return
-            if identity.salt not in self._of_salt:
-                quota = self._quotas.named.get(identity.salt, self._quotas.each)
-                self._of_salt[identity.salt] = self._open(quota, ns)
-            self._of_ns[ns] = self._of_salt[identity.salt]
+            account = self._of_digest.get(digest)
+            if account is None:
+                account = self._open(self._named.get(digest, self._each), digest)
+            self._join(account, ns)
 
     def tenant(self, ns: int) -> int:
         """Whose `ns` is."""
-        tenant = self._of_ns.get(ns)
-        if tenant is not None:
-            return tenant
-        with self._lock:
-            if ns not in self._of_ns:
-                self._of_ns[ns] = self._open(self._quotas.each, ns)
-            return self._of_ns[ns]
+        if ns not in self._of_ns:
+            with self._lock:
+                if ns not in self._of_ns:
+                    self._join(self._open(self._each, None), ns)
+        account = self._of_ns[ns]
+        return NOBODY if account is None else account.tenant
 
     def namespace(self, tenant: int) -> int:
-        return self._ns_of[tenant]
+        """One of the tenant's, to find its blocks in the index."""
+        return next(iter(self._of_tenant[tenant].namespaces))
 
-    def _open(self, quota: Quota | None, ns: int) -> int:
+    def holds(self, ns: int) -> bool:
+        """Its tenant has blocks, also such as are not indexed: they stay on its account."""
+        account = self._of_ns.get(ns)
+        return account is not None and self._table.tenant(account.tenant).blocks > 0
+
+    def gone(self, namespaces: Sequence[int]) -> None:
+        """A tenant ends with the last of its namespaces."""
+        with self._lock:
+            for ns in namespaces:
+                account = self._of_ns.pop(ns, None)
+                if account is None:
+                    continue
+                del account.namespaces[ns]
+                if not account.namespaces:
+                    del self._of_tenant[account.tenant]
+                    self._free.append(account.tenant)
+                    if account.digest is not None:
+                        del self._of_digest[account.digest]
+
+    def _join(self, account: _Account | None, ns: int) -> None:
+        if account is not None:
+            account.namespaces[int(ns)] = None
+        self._of_ns[int(ns)] = account
+
+    def _open(self, quota: Quota | None, digest: bytes | None) -> _Account | None:
         if quota is None:
-            return NOBODY
-        tenant = len(self._ns_of) + 1
+            return None
+        tenant = self._free.pop() if self._free else len(self._of_tenant) + 1
         if tenant > _MOST:
-            raise ConfigError(f"a pool counts at most {_MOST} tenants", setting="quotas", value=tenant, limit=_MOST)
+            raise ConfigError(
+                f"a pool counts at most {_MOST} tenants at once", setting="quotas", value=tenant, limit=_MOST
+            )
         self._table.set_tenants(tenant + 1)
         self._table.set_quota(tenant, *quota.slots(self._block_bytes))
-        self._ns_of[tenant] = ns
-        return tenant
+        account = self._of_tenant[tenant] = _Account(tenant, digest)
+        if digest is not None:
+            self._of_digest[digest] = account
+        return account
 
     def stats(self) -> dict[int, TenantStats]:
         """By one namespace of each tenant."""
         with self._lock:
-            return {ns: self._of(tenant) for tenant, ns in self._ns_of.items()}
+            return {next(iter(one.namespaces)): self._of(tenant) for tenant, one in self._of_tenant.items()}
 
     def _of(self, tenant: int) -> TenantStats:
         counts = self._table.tenant(tenant)
@@ -116,3 +148,10 @@ class TenantBook:
             used=(counts.used[0], counts.used[1]), historical=(counts.historical[0], counts.historical[1]),
             limit=(limits[0], limits[1]), blocks=counts.blocks, block_limit=limits[2],
         )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Account:
+    tenant: int
+    digest: bytes | None  # None: nobody told whose its one namespace is
+    namespaces: dict[int, None] = field(default_factory=dict)  # a set in order

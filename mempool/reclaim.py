@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from poolweave.mempool.guests import GUESTS
 from poolweave.mempool.quotas import NOBODY
+from poolweave.mempool.shared_tier import SharedTierMemory
 from poolweave.mempool.space import BOTH, DRAM, HBM, BlockSpace
 from poolweave.types import UInt64Array
 
@@ -35,7 +37,7 @@ class Reclaimer:
             return True
         mirrors = self._space.table.counts(DRAM).mirrors if mask >> DRAM & 1 else 0
         if free + evictable + mirrors < num_blocks:
-            return False
+            return self._drop_orphans(num_blocks, mask)
         free += self.drop_mirrors(min(mirrors, num_blocks - free))
         if free >= num_blocks:
             return True
@@ -44,6 +46,14 @@ class Reclaimer:
             needed -= self.demote(needed)
         self.drop(needed, mask, "evicted")
         return self.supply(mask)[0] >= num_blocks
+
+    def _drop_orphans(self, num_blocks: int, mask: int) -> bool:
+        """Room by giving up history in pages that nobody else has a use for."""
+        space = self._space
+        memory = space.tiers[HBM]
+        if not isinstance(memory, SharedTierMemory) or mask >> HBM & 1 == 0 or not memory.has_orphans():
+            return False
+        return self.drop(num_blocks, 1 << GUESTS, "evicted") > 0 and self.make_room(num_blocks, mask)
 
     def _make_room_between(self, num_blocks: int, mask: int, tenant: int) -> bool:
         """The same where the tenant's quota is room enough: only tiers are cleared that its quota has more room in."""
@@ -97,7 +107,7 @@ class Reclaimer:
     def extend(self, num_blocks: int, mask: int) -> bool:
         """Where memory comes on demand, get some more before anything is evicted."""
         space = self._space
-        grown = False
+        grown = space.handed is not None and space.handed.collect(reap=True) > 0
         for number, memory in space.tiers.items():
             if mask >> number & 1 and memory.extend(num_blocks):
                 space.table.set_limit(number, memory.num_slots)
@@ -174,13 +184,14 @@ class Reclaimer:
         dropped = len(given)
         while hidden and dropped < num_blocks and self.supply(mask)[1]:
             given = space.index.evict(
-                num_blocks - dropped, filter=space.table.evictable(BOTH), tenant_of=tenant_of
+                num_blocks - dropped, filter=space.table.evictable(BOTH | 1 << GUESTS), tenant_of=tenant_of
             )  # fmt: skip
             if not len(given):
                 break
-            tiers, _ = space.locate(given)
+            tiers, slots = space.locate(given)
             space.drop(given, reason)
-            dropped += int(np.count_nonzero(tiers & np.uint8(mask)))
+            own = slots < space.guest_row
+            dropped += int(np.count_nonzero(own & ((tiers & np.uint8(mask)) != 0)))
         return dropped
 
     def _still_there(self, handles: UInt64Array) -> UInt64Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 from poolweave.errors import ConfigError
 from poolweave.index import Identity
-from poolweave.types import Tier
+from poolweave.types import Tier, require_timeout
 
 
 def refuse_count(num_blocks: Any) -> None:
@@ -29,8 +29,7 @@ def refuse_request(num_blocks: Any, tier: Any, timeout: Any) -> None:
     refuse_count(num_blocks)
     if not isinstance(tier, Tier):
         raise ConfigError(f"tier must be a Tier such as Tier.HBM, got {tier!r}", setting="tier", value=tier)
-    if timeout is not None and not isinstance(timeout, (int, float)):
-        raise ConfigError(f"timeout must be seconds or None, got {timeout!r}", setting="timeout", value=timeout)
+    require_timeout(timeout)
 
 
 def refuse_identity(identity: Any) -> None:

@@ -17,8 +17,11 @@ import numpy.typing as npt
 
 from poolweave.errors import InstanceClosed
 from poolweave.index import RadixIndex
-from poolweave.mempool._native import BlockTable, swap_blocks
+from poolweave.mempool._native import BlockCatalogue, BlockTable, swap_blocks
+from poolweave.mempool.guests import GUESTS, Guests
+from poolweave.mempool.handed import HandedBook
 from poolweave.mempool.quotas import TenantBook
+from poolweave.mempool.shared_tier import SharedTierMemory
 from poolweave.mempool.stats import TierStats
 from poolweave.mempool.tiers import TIERS, TierMemory
 from poolweave.transfer import KVLayout
@@ -45,6 +48,18 @@ class BlockSpace:
     lock: threading.RLock = field(default_factory=threading.RLock)
     counters: Counter[str] = field(default_factory=Counter)
     recorder: EventRecorder | None = None
+    guests: Guests | None = None  # where HBM stands in a shared arena
+    handed: HandedBook | None = None
+    catalogue: BlockCatalogue = field(init=False)  # table and index in step; use it under `lock`
+
+    def __post_init__(self) -> None:
+        self.catalogue = BlockCatalogue(self.table, self.index.tree)
+
+    @property
+    def guest_row(self) -> int:
+        """Rows of HBM from here on are guests'."""
+        memory = self.tiers[HBM]
+        return memory.window_rows if isinstance(memory, SharedTierMemory) else memory.max_slots
 
     @property
     def has_dram(self) -> bool:
@@ -103,6 +118,8 @@ class BlockSpace:
     def drop(self, handles: UInt64Array, reason: str) -> int:
         """The index gave these up: drop its references. -> how many blocks became free by it"""
         freed = self.table.unindex(handles)
+        if self.guests is not None:
+            self.guests.settle()
         if self.recorder is not None:
             self.recorder.removed(handles)
         self.counters[reason] += len(handles)
@@ -116,32 +133,42 @@ class BlockSpace:
             tier=memory.tier, total=c.limit, free=c.free, historical=c.historical, pinned=c.pinned,
             active=c.used - c.historical - c.limbo - c.reserved - c.mirrors, leased=c.leased, limbo=c.limbo,
             overhang=c.overhang, mirrors=c.mirrors,
+            guests=self.guests.num_blocks if self.guests is not None and number == HBM else 0,
+            handed=self.handed.num_blocks if self.handed is not None and number == HBM else 0,
             largest_run=self.table.longest_free_run(number), mapped_bytes=memory.mapped_bytes, memory=memory.stats(),
         )  # fmt: skip
 
     def close(self) -> None:
         """From now on every use of the table raises InstanceClosed. Views keep the memory they show."""
         with self.lock:
+            if self.guests is not None:
+                self.guests.close()
+            self.guests = self.handed = None
             self.table = cast(BlockTable, _Closed())
             self.tiers = cast(dict[int, TierMemory], _Closed())
+            self.catalogue = cast(BlockCatalogue, _Closed())
             if self.recorder is not None:
                 self.recorder.publisher.close()
 
     def check(self) -> None:
         """Raises when an invariant of the parts, or between them, does not hold. Call it while no operation runs."""
         with self.lock:
+            if self.handed is not None:
+                self.handed.collect(reap=True)
+            if self.guests is not None:
+                self.guests.check()
             self.table.check()
             self.index.check()
             for memory in self.tiers.values():
                 memory.check()
-            counts = [self.table.counts(number) for number in range(len(TIERS))]
+            counts = [self.table.counts(number) for number in (*range(len(TIERS)), GUESTS)]
             indexed = sum(c.historical + c.pinned for c in counts)
             assert self.recorder is None or len(self.recorder) == indexed, "the recorder told of other blocks"
             assert indexed == len(self.index), f"{indexed} blocks are marked indexed, the index holds {len(self.index)}"
 
 
 class _Closed:
-    """Stands for the table and the tiers of a closed pool: any use says so."""
+    """Stands for the parts of a closed pool: any use says so."""
 
     def __getattr__(self, name: str) -> Any:
         raise InstanceClosed("this pool was closed before")

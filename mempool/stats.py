@@ -18,9 +18,10 @@ class TierStats:
 
     `total`: what may be allocated; `free`: of it now; `active`: any reference but the index's; `historical`: the
     index's only, so evictable; `pinned`: active and indexed; `leased`: places on loan; `limbo`: on loan, left by their
-    block; `overhang`: still above a lowered size; `mirrors`: second copies of blocks in HBM, dropped when
-    DRAM is short; `largest_run`: of free neighbours; `memory`: of the arena, with all
-    its ranges.
+    block; `overhang`: still above a lowered size; `mirrors`: second copies of blocks in HBM, dropped when DRAM is
+    short; `guests`: blocks of this pool in pages of other pools of its arena, beside `total`; `handed`: of `active` and
+    `limbo`, blocks that other pools of the arena hold as guests; `largest_run`: of free neighbours; `memory`: of the
+    arena, with all its ranges.
     """
 
     tier: Tier
@@ -33,6 +34,8 @@ class TierStats:
     limbo: int
     overhang: int
     mirrors: int
+    guests: int
+    handed: int
     largest_run: int
     mapped_bytes: int
     memory: ArenaStats

@@ -12,6 +12,7 @@ from poolweave.errors import ConfigError
 from poolweave.mempool._native import TierGeometry
 from poolweave.mempool.arena import Arena, ArenaStats
 from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.tier_window import TierWindow
 from poolweave.transfer import KVLayout, Region
 from poolweave.types import Tier
 
@@ -31,11 +32,17 @@ class TierSize:
     @classmethod
     def of(cls, setting: str, nbytes: int, max_bytes: int | None, page_bytes: int) -> TierSize:
         if max_bytes is None:
-            max_bytes = max(4 * nbytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            max_bytes = max(4 * nbytes, _machine_bytes())
         return cls(setting, nbytes, max_bytes, page_bytes)
 
     def slots(self, layout: KVLayout, nbytes: int) -> int:
         """Blocks that fit `nbytes`."""
+        if nbytes > _machine_bytes():
+            raise ConfigError(
+                f"{self.setting}={nbytes} bytes is more than this machine's memory of {_machine_bytes()} bytes; ask "
+                f"for less, and let max_{self.setting} say what the tier may grow to elsewhere",
+                setting=self.setting, value=nbytes, limit=_machine_bytes(),
+            )  # fmt: skip
         slots = nbytes // layout.block_bytes
         if slots < 1 or slots > MAX_SLOTS:
             raise ConfigError(
@@ -48,6 +55,10 @@ class TierSize:
                 setting=self.setting, value=nbytes, limit=self.max_bytes,
             )  # fmt: skip
         return slots
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class TierMemory:
@@ -128,6 +139,16 @@ class TierMemory:
 
     def region(self) -> Region:
         return Region(self.tier, self._arena.readonly_fd(), self._range.address, self._range.nbytes, self.max_slots)
+
+    def window(self) -> TierWindow:
+        """The same memory for another process of this instance. Raises ConfigError where its pages lie scattered."""
+        if self.layout.order != "aggregated" or not self._range.sole:
+            raise ConfigError(
+                f"only an aggregated tier with its own arena can be opened by workers; give {self.setting} a size",
+                setting=self.setting, value=self.layout.order,
+            )  # fmt: skip
+        fd, _ = self._arena.descriptors
+        return TierWindow(os.getpid(), fd, self._range.nbytes, self.layout.block_bytes, self.layout.plane_bytes)
 
     def geometry(self) -> TierGeometry:
         """Where planes lie, for the native copy."""

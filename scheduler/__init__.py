@@ -1,6 +1,6 @@
 """Which instance a request goes to: prompt trees, cost model, policies, membership. Pure: no I/O."""
 
-from poolweave.scheduler.cost_model import ArchitectureModel, CostModel, DecodeStep, Link
+from poolweave.scheduler.cost_model import ArchitectureModel, CostModel, DecodeStep, KVLink, Link
 from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.scheduler.membership import Membership, MembershipConfig
 from poolweave.scheduler.policies import POLICIES, RoutingPolicy
@@ -13,6 +13,7 @@ __all__ = [
     "CostModel",
     "DecodeStep",
     "GlobalScheduler",
+    "KVLink",
     "Link",
     "Membership",
     "MembershipConfig",

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.fitting import fit_relative
+from poolweave.scheduler.fitting import fit_nonnegative
 
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 Counts: TypeAlias = "npt.NDArray[np.integer[Any]]"  # one entry a candidate
@@ -72,9 +72,10 @@ class DecodeStep:
 
     @classmethod
     def fit(cls, samples: Sequence[StepSample]) -> DecodeStep:
-        """Least squares of relative errors. Raises ConfigError for too few or degenerate samples."""
+        """Least squares of relative errors; no term is below zero, so that an answer more never makes a step quicker.
+        Raises ConfigError for too few or degenerate samples."""
         rows = np.array([[1.0, s.num_sequences, s.kv_tokens] for s in samples])
-        constant, sequence, kv_token = fit_relative(rows, np.array([s.seconds for s in samples]), "decode step")
+        constant, sequence, kv_token = fit_nonnegative(rows, np.array([s.seconds for s in samples]), "decode step")
         return cls(constant_s=constant, per_sequence_s=sequence, per_kv_token_s=kv_token)
 
     @overload
@@ -117,13 +118,15 @@ class ArchitectureModel:
 
     @classmethod
     def fit(cls, samples: Sequence[PrefillSample], decode: DecodeStep | None = None) -> ArchitectureModel:
-        """Least squares of relative errors. Raises ConfigError for too few or degenerate samples."""
+        """Least squares of relative errors; no pair of tokens takes less than nothing. Raises ConfigError for too few
+        or degenerate samples."""
         x = np.array([float(s.prompt_tokens) for s in samples])
         cached = np.array([float(s.cached_tokens) for s in samples])
-        rows = np.stack([np.ones_like(x), x - cached, x * x, x * cached], axis=1)
-        constant, linear, quadratic, crossed = fit_relative(rows, np.array([s.seconds for s in samples]), "prefill")
+        rows = np.stack([np.ones_like(x), x - cached, x * (x - cached), x * cached], axis=1)
+        seconds = np.array([s.seconds for s in samples])
+        constant, linear, pair, cached_pair = fit_nonnegative(rows, seconds, "prefill")
         return cls(
-            constant_s=constant, linear_s=linear, quadratic_s=quadratic, quadratic_cached_s=crossed, decode=decode
+            constant_s=constant, linear_s=linear, quadratic_s=pair, quadratic_cached_s=cached_pair - pair, decode=decode
         )
 
     @overload
@@ -161,6 +164,15 @@ class ArchitectureModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSample:
+    """One measured transfer: `calls` pieces of memory, `nbytes` in all."""
+
+    nbytes: int
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A way between two instances: `bytes_per_s` as measured, `latency_s` a transfer, `per_call_s` a block sent."""
 
@@ -172,9 +184,33 @@ class Link:
         if self.bytes_per_s <= 0 or self.latency_s < 0 or self.per_call_s < 0:
             raise ConfigError(f"a link needs positive bytes_per_s and no negative time, got {self}", setting="link")
 
+    @classmethod
+    def fit(cls, samples: Sequence[TransferSample]) -> Link:
+        """Raises ConfigError unless the samples vary bytes and calls apart from each other."""
+        rows = np.array([[1.0, s.calls, s.nbytes] for s in samples])
+        latency, call, byte = fit_nonnegative(rows, np.array([s.seconds for s in samples]), "transfer")
+        if byte <= 0:
+            raise ConfigError("transfers of more bytes took no longer; measure larger ones", setting="samples")
+        return cls(bytes_per_s=1 / byte, latency_s=latency, per_call_s=call)
+
     def seconds(self, nbytes: int, calls: int = 1) -> float:
         """Time of a transfer of `nbytes` in `calls` pieces."""
         return self.latency_s + calls * self.per_call_s + nbytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLink:
+    """How KV moves between two instances: the way, and what a token weighs on it."""
+
+    link: Link
+    bytes_per_token: int
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_token < 0:
+            raise ConfigError(
+                f"a token's KV cannot have {self.bytes_per_token} bytes",
+                setting="bytes_per_token", value=self.bytes_per_token,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,19 +229,17 @@ class KVMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOrRecompute:
-    """Decides between fetching KV and computing it, from measured rates. `bytes_per_token` is the layout's."""
+    """Decides between fetching KV and computing it, from measured rates."""
 
     model: CostModel
-    link: Link
-    bytes_per_token: int
+    kv_link: KVLink
     block_tokens: int = 16
 
     def transfer_s(self, tokens: Counts) -> Floats:
         """Time to fetch each of these numbers of tokens, in whole blocks; 0 for none."""
-        calls = -(-tokens // self.block_tokens)
-        seconds = (
-            self.link.latency_s + calls * self.link.per_call_s + tokens * (self.bytes_per_token / self.link.bytes_per_s)
-        )
+        link, calls = self.kv_link.link, -(-tokens // self.block_tokens)
+        byte_s = self.kv_link.bytes_per_token / link.bytes_per_s
+        seconds = link.latency_s + calls * link.per_call_s + tokens * byte_s
         return np.where(tokens > 0, seconds, 0.0)
 
     def move(self, prompt_tokens: int, held_here: int, held_there: int) -> KVMove:

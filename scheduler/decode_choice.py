@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from poolweave.scheduler.cost_model import CostModel, Link
-from poolweave.scheduler.fleet import Fleet, SlotArray, TokenCounts
+from poolweave.scheduler.cost_model import CostModel, KVLink
+from poolweave.scheduler.fleet import Fleet, TokenCounts
 from poolweave.scheduler.policies import draw_lowest
+from poolweave.scheduler.slots import SlotArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,7 @@ class DecodeChoice:
 
     model: CostModel
     lot: random.Random
-    link: Link | None = None
-    kv_bytes_per_token: int = 0
+    kv_link: KVLink | None = None
 
     def choose(
         self, num_tokens: int, output_tokens: int, cached_tokens: TokenCounts, fleet: Fleet, slots: SlotArray
@@ -36,6 +36,7 @@ class DecodeChoice:
             return draw_lowest(-room.astype(np.float64), self.lot)
         step_s = self.model.decode_step_s(fleet.num_sequences[slots] + 1, kv_tokens) * fleet.slowness[slots]
         costs = step_s * output_tokens
-        if self.link is not None:
-            costs = costs + (num_tokens - cached_tokens) * (self.kv_bytes_per_token / self.link.bytes_per_s)
+        if self.kv_link is not None:
+            token_s = self.kv_link.bytes_per_token / self.kv_link.link.bytes_per_s
+            costs = costs + (num_tokens - cached_tokens) * token_s
         return draw_lowest(np.where(fits, costs, np.inf), self.lot)

@@ -42,6 +42,19 @@ def fit_relative(rows: Floats, seconds: Floats, what: str) -> list[float]:
     return [float(value) for value in solution / scale]
 
 
+def fit_nonnegative(rows: Floats, seconds: Floats, what: str) -> list[float]:
+    """`fit_relative` for terms that are times or inverse rates: the one that comes out most negative is left out, as
+    0, until none does. Raises as `fit_relative`."""
+    kept = list(range(rows.shape[1] if rows.ndim == 2 else 0))
+    while True:
+        fitted = fit_relative(rows[:, kept], seconds, what)
+        if min(fitted) >= 0:
+            found = dict(zip(kept, fitted, strict=True))
+            return [found.get(term, 0.0) for term in range(rows.shape[1])]
+        scaled = [value * rows[:, term].mean() for term, value in zip(kept, fitted, strict=True)]
+        del kept[scaled.index(min(scaled))]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
     """Relative errors |predicted - measured| / measured over points that the fit has not seen. Source: Fig. 14."""
@@ -70,13 +83,18 @@ class ErrorReport:
         )
 
 
-def hold_out(samples: Sequence[Sample], fraction: float = 0.25, seed: int = 0) -> tuple[list[Sample], list[Sample]]:
-    """`samples` split at random into those to fit and those to report on, at least one each."""
+def folds(samples: Sequence[Sample], fraction: float = 0.25, seed: int = 0) -> list[tuple[list[Sample], list[Sample]]]:
+    """`samples` cut at random into parts of `fraction` each, two at least and none empty: for each part, those to fit
+    and those to report on. Every sample is reported on once, by a fit that has not seen it."""
     if len(samples) < 2:
         raise ConfigError(f"{len(samples)} samples cannot be split", setting="samples", value=len(samples), limit=2)
-    held = min(max(round(len(samples) * fraction), 1), len(samples) - 1)
+    parts = min(max(round(1 / max(fraction, 1 / len(samples))), 2), len(samples))
     order = np.random.default_rng(seed).permutation(len(samples)).tolist()
-    return [samples[i] for i in sorted(order[held:])], [samples[i] for i in sorted(order[:held])]
+    held = [set(order[part::parts]) for part in range(parts)]
+    return [
+        ([samples[i] for i in range(len(samples)) if i not in part], [samples[i] for i in sorted(part)])
+        for part in held
+    ]
 
 
 def cross_report(
@@ -86,7 +104,10 @@ def cross_report(
     fraction: float = 0.25,
     seed: int = 0,
 ) -> ErrorReport:
-    """Fit on a part of `samples`, report on the rest. `fit` returns the predictor."""
-    seen, unseen = hold_out(samples, fraction, seed)
-    predict = fit(seen)
-    return ErrorReport.of([predict(s) for s in unseen], [measured(s) for s in unseen])
+    """Fit on all but a part of `samples`, report on that part, for every part. `fit` returns the predictor."""
+    predicted, seconds = [], []
+    for seen, unseen in folds(samples, fraction, seed):
+        predict = fit(seen)
+        predicted += [predict(sample) for sample in unseen]
+        seconds += [measured(sample) for sample in unseen]
+    return ErrorReport.of(predicted, seconds)

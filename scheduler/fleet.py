@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.slots import Slots
+from poolweave.scheduler._native import CandidateTable
+from poolweave.scheduler.slots import SlotArray, Slots
 from poolweave.types import Role
 
-SlotArray: TypeAlias = "npt.NDArray[np.intp]"
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 Counts: TypeAlias = "npt.NDArray[np.int64]"
 TokenCounts: TypeAlias = "npt.NDArray[np.int32]"  # one entry a candidate
@@ -41,12 +41,12 @@ class Fleet:
         self._accepts: dict[int, bool] = {}
         self._slow: set[int] = set()  # slowness other than 1
         self._groups: dict[tuple[Role, ...], SlotArray] = {}
-        self.own_queued_s: Floats = np.zeros(0)
-        self.others_s: Floats = np.zeros(0)
-        self._pending_s: Floats = np.zeros(0)  # the sum of both, kept for the hot path
+        self.own_queued_s: list[float] = []
+        self.others_s: list[float] = []
+        self.num_prefills: list[int] = []
+        self._pending_s: Floats = np.zeros(0)  # the sum of the first two, for the hot path
         self.slowness: Floats = np.zeros(0)  # prefill and decode times are multiplied by it
         self.credit: Floats = np.zeros(0)  # share of a prompt tree's match that is believed
-        self.num_prefills: Counts = np.zeros(0, np.int64)
         self.num_sequences: Counts = np.zeros(0, np.int64)
         self.kv_tokens: Counts = np.zeros(0, np.int64)
         self.kv_capacity: Counts = np.zeros(0, np.int64)
@@ -57,10 +57,8 @@ class Fleet:
             raise ConfigError(f"instance {name!r} is known already; remove it first", setting="instance", value=name)
         slot = self.slots.add(name)
         self._grow(self.slots.capacity)
-        for array in (self.own_queued_s, self.others_s, self._pending_s):
-            array[slot] = 0.0
-        for counts in (self.num_prefills, self.num_sequences, self.kv_tokens):
-            counts[slot] = 0
+        self.own_queued_s[slot] = self.others_s[slot] = self._pending_s[slot] = 0.0
+        self.num_prefills[slot] = self.num_sequences[slot] = self.kv_tokens[slot] = 0
         self.credit[slot] = 1.0
         self._roles[slot], self._accepts[slot] = role, True
         self._groups.clear()
@@ -103,25 +101,24 @@ class Fleet:
         group = self._groups.get(roles)
         if group is None:
             accepting = sorted(s for s, role in self._roles.items() if role in roles and self._accepts[s])
-            group = self._groups[roles] = np.array(accepting, np.intp)
+            group = self._groups[roles] = np.array(accepting, np.int64)
         return group
 
-    def queued_s(self, slots: SlotArray) -> Floats:
-        """Seconds of prefill that each of `slots` has before it."""
-        queued: Floats = self._pending_s[slots]
-        return queued
+    def candidates(self, slots: SlotArray) -> CandidateTable:
+        """`slots` with the seconds of prefill that each has before it; what they hold is not entered yet."""
+        return CandidateTable(slots, self._pending_s, self.slowness if self._slow else None)
 
     def enqueue(self, slot: int, seconds: float) -> None:
-        self.own_queued_s[slot] += seconds
         self.num_prefills[slot] += 1
-        self._pending_s[slot] += seconds
+        self.own_queued_s[slot] = queued_s = self.own_queued_s[slot] + seconds
+        self._pending_s[slot] = queued_s + self.others_s[slot]
 
     def dequeue(self, slot: int, seconds: float) -> None:
         self.num_prefills[slot] -= 1
         # Sums of floats drift: an empty queue is exactly empty.
-        left = self.own_queued_s[slot] - seconds
-        self.own_queued_s[slot] = max(left, 0.0) if self.num_prefills[slot] else 0.0
-        self._pending_s[slot] = self.own_queued_s[slot] + self.others_s[slot]
+        left = self.own_queued_s[slot] - seconds if self.num_prefills[slot] else 0.0
+        self.own_queued_s[slot] = left = left if left > 0.0 else 0.0
+        self._pending_s[slot] = left + self.others_s[slot]
 
     def begin_decode(self, slot: int, kv_tokens: int) -> None:
         self.num_sequences[slot] += 1
@@ -134,7 +131,7 @@ class Fleet:
     def report(self, name: str, queued_s: float) -> None:
         """The instance's own account of its queue: what exceeds ours came from other schedulers. Raises UnknownPeer."""
         slot = self.slots.slot(name)
-        self.others_s[slot] = max(queued_s - float(self.own_queued_s[slot]), 0.0)
+        self.others_s[slot] = max(queued_s - self.own_queued_s[slot], 0.0)
         self._pending_s[slot] = self.own_queued_s[slot] + self.others_s[slot]
 
     def loads(self) -> tuple[InstanceLoad, ...]:
@@ -145,7 +142,7 @@ class Fleet:
                 role=role,
                 accepts=self._accepts[slot],
                 queued_s=float(self._pending_s[slot]),
-                num_prefills=int(self.num_prefills[slot]),
+                num_prefills=self.num_prefills[slot],
                 num_sequences=int(self.num_sequences[slot]),
                 kv_tokens=int(self.kv_tokens[slot]),
             )
@@ -162,9 +159,11 @@ class Fleet:
             assert abs(load.queued_s - total) <= 1e-9 * (1 + total), load
 
     def _grow(self, capacity: int) -> None:
-        for name in ("own_queued_s", "others_s", "_pending_s", "slowness", "credit"):
-            setattr(self, name, _grown(getattr(self, name), capacity))
-        for name in ("num_prefills", "num_sequences", "kv_tokens", "kv_capacity"):
+        more = capacity - len(self.num_prefills)
+        self.own_queued_s += [0.0] * more
+        self.others_s += [0.0] * more
+        self.num_prefills += [0] * more
+        for name in ("_pending_s", "slowness", "credit", "num_sequences", "kv_tokens", "kv_capacity"):
             setattr(self, name, _grown(getattr(self, name), capacity))
 
 

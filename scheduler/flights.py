@@ -32,6 +32,10 @@ class Flights:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._flights
 
+    def get(self, request_id: str) -> Flight | None:
+        """The request, if it is in flight."""
+        return self._flights.get(request_id)
+
     def begin(self, request_id: str, flight: Flight) -> None:
         """Count a request as its instances'. Raises RequestRefused when the id is in flight."""
         if request_id in self._flights:
@@ -54,9 +58,13 @@ class Flights:
 
     def end(self, request_id: str) -> Flight | None:
         """Take off all that is left of a request. None when it is not in flight."""
-        self.prefilled(request_id)
-        flight = self._flights.pop(request_id, None)
-        if flight is not None and flight.decode is not None:
+        flight = self._flights.get(request_id)
+        if flight is None:
+            return None
+        if not flight.prefilled:
+            self.prefilled(request_id)
+        del self._flights[request_id]
+        if flight.decode is not None:
             self._fleet.end_decode(flight.decode, flight.prompt.num_tokens)
         return flight
 
@@ -76,9 +84,9 @@ class Flights:
         """Assert that the fleet's loads are those of the flights."""
         fleet = self._fleet
         waiting = [f for f in self._flights.values() if not f.prefilled]
-        assert int(fleet.num_prefills.sum()) == len(waiting), "prefills are miscounted"
+        assert sum(fleet.num_prefills) == len(waiting), "prefills are miscounted"
         decoding = [f for f in self._flights.values() if f.decode is not None]
         assert int(fleet.num_sequences.sum()) == len(decoding), "sequences are miscounted"
         assert int(fleet.kv_tokens.sum()) == sum(f.prompt.num_tokens for f in decoding), "KV tokens are miscounted"
         total = sum(f.queue_s for f in waiting)
-        assert abs(float(fleet.own_queued_s.sum()) - total) <= 1e-6 * (1 + total), "queues are miscounted"
+        assert abs(sum(fleet.own_queued_s) - total) <= 1e-6 * (1 + total), "queues are miscounted"

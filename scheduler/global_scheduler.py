@@ -22,17 +22,18 @@ from poolweave.errors import NoInstance, RequestRefused
 from poolweave.scheduler.configuration import Difference, State
 from poolweave.scheduler.cost_model import CostModel
 from poolweave.scheduler.decode_choice import DecodeChoice
-from poolweave.scheduler.fleet import Fleet, InstanceLoad, SlotArray
+from poolweave.scheduler.fleet import Fleet, InstanceLoad
 from poolweave.scheduler.flights import Flight, Flights
 from poolweave.scheduler.holdings import Holdings
 from poolweave.scheduler.policies import POLICIES, RoutingPolicy
-from poolweave.scheduler.prefill_choice import PrefillChoice
+from poolweave.scheduler.prefill_choice import Chosen, PrefillChoice
 from poolweave.scheduler.prompt_tree import Source
 from poolweave.scheduler.routes import Prompt, Route, SchedulerConfig
-from poolweave.scheduler.slots import Slots
+from poolweave.scheduler.slots import SlotArray, Slots
 from poolweave.types import Role, TokenIds, UInt64Array
 
 _PREFILL_ROLES = (Role.PREFILL, Role.COLOCATED)
+_DECODE_ROLES = (Role.DECODE,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,13 @@ class _Counts:
     fetches: int = 0
     replications: int = 0
 
+    def add(self, num_tokens: int, chosen: Chosen) -> None:
+        self.routed += 1
+        self.prompt_tokens += num_tokens
+        self.cached_tokens += chosen.cached_tokens
+        self.fetches += chosen.fetch is not None
+        self.replications += chosen.replicate is not None
+
 
 class GlobalScheduler:
     """Routes prompts to instances. `policy` replaces the configuration's by an object of your own.
@@ -82,9 +90,7 @@ class GlobalScheduler:
         self.holdings = Holdings(self.fleet, config, clock)
         lot = random.Random(config.seed)
         self._prefill = PrefillChoice(model, config, policy or POLICIES[config.policy](lot), self.fleet)
-        self._decode = DecodeChoice(
-            model=model, lot=lot, link=config.link, kv_bytes_per_token=config.kv_bytes_per_token
-        )
+        self._decode = DecodeChoice(model=model, lot=lot, kv_link=config.kv_link)
         self._flights = Flights(self.fleet)
         self._ids = count(1)
         self._counts = _Counts()
@@ -163,10 +169,10 @@ class GlobalScheduler:
         """`route` for a prompt whose block keys are known."""
         if prompt.num_tokens < 1:
             raise RequestRefused("the prompt is empty; it needs at least one token", needed=1)
-        slots = self._accepting(*_PREFILL_ROLES)
-        now = self._clock()
-        blocks = self.holdings.scores(self._reusable(prompt), slots, *_PREFILL_ROLES)
-        chosen = self._prefill.choose(prompt, slots, blocks, now)
+        slots = self._accepting(_PREFILL_ROLES)
+        table = self.fleet.candidates(slots)
+        self.holdings.score(self._reusable(prompt), table, _PREFILL_ROLES)
+        chosen = self._prefill.choose(prompt, slots, table, self._clock())
         decode, decode_cached = None, 0
         if self.fleet.role(chosen.slot) is Role.PREFILL:
             decode, decode_cached = self._choose_decode(prompt)
@@ -174,11 +180,7 @@ class GlobalScheduler:
         flight = Flight(prompt=prompt, prefill=chosen.slot, decode=decode, queue_s=chosen.own_s / self._model.stages)
         self._flights.begin(request_id, flight)
         self.holdings.insert(prompt.keys, chosen.slot, Source.ROUTE)
-        self._counts.routed += 1
-        self._counts.prompt_tokens += prompt.num_tokens
-        self._counts.cached_tokens += chosen.cached_tokens
-        self._counts.fetches += chosen.fetch is not None
-        self._counts.replications += chosen.replicate is not None
+        self._counts.add(prompt.num_tokens, chosen)
         names = self.fleet.slots
         return Route(
             request_id=request_id,
@@ -204,10 +206,12 @@ class GlobalScheduler:
 
     def finished_keys(self, request_id: str, keys: UInt64Array | None = None) -> None:
         """`finished` for block keys that are known."""
-        self.prefilled(request_id)
-        flight = self._flights.end(request_id)
+        flight = self._flights.get(request_id)
         if flight is None:
             return
+        if not flight.prefilled:
+            self.prefilled(request_id)
+        self._flights.end(request_id)
         kept = flight.prompt.keys if keys is None else keys
         if flight.decode is not None:
             self.holdings.insert(kept, flight.decode, Source.RESPONSE)
@@ -241,7 +245,7 @@ class GlobalScheduler:
         """Keys of the blocks that may be reused: at least one token is computed."""
         return prompt.keys[: (prompt.num_tokens - 1) // self.config.block_tokens]
 
-    def _accepting(self, *roles: Role) -> SlotArray:
+    def _accepting(self, roles: tuple[Role, ...]) -> SlotArray:
         slots = self.fleet.of(*roles)
         if not len(slots):
             role = roles[0].value
@@ -254,8 +258,8 @@ class GlobalScheduler:
 
     def _choose_decode(self, prompt: Prompt) -> tuple[int, int]:
         """Slot, and the tokens that it is believed to hold."""
-        slots = self._accepting(Role.DECODE)
-        cached = self.holdings.scores(self._reusable(prompt), slots, Role.DECODE) * self.config.block_tokens
+        slots = self._accepting(_DECODE_ROLES)
+        cached = self.holdings.held_tokens(self._reusable(prompt), slots, _DECODE_ROLES)
         output = self.config.expected_output_tokens if prompt.output_tokens is None else prompt.output_tokens
         at = self._decode.choose(prompt.num_tokens, output, cached, self.fleet, slots)
-        return int(slots[at]), int(cached[at])
+        return slots.item(at), cached.item(at)

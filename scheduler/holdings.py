@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from poolweave.scheduler._native import PromptTreeStats
-from poolweave.scheduler.fleet import Fleet, SlotArray
+from poolweave.scheduler._native import CandidateTable, PromptTreeStats
+from poolweave.scheduler.fleet import Fleet
 from poolweave.scheduler.kv_events import RemovedBlocks, StoredBlocks, TreeFeed
-from poolweave.scheduler.prompt_tree import PromptTree, Scores, Source
+from poolweave.scheduler.prompt_tree import PromptTree, Source
 from poolweave.scheduler.routes import SchedulerConfig
-from poolweave.types import Role, TokenIds, UInt64Array
+from poolweave.scheduler.slots import SlotArray
+from poolweave.types import Int32Array, Role, TokenIds, UInt64Array
 
 _ROUTE_TTL_S = 60.0  # a prompt that was sent and not answered by then is no longer expected there
 
@@ -51,17 +52,27 @@ class Holdings:
         """The namespace of an identity's digest, the same in all the trees."""
         return next(iter({tree.namespace_of(digest) for tree in self._trees.values()}))
 
-    def scores(self, keys: UInt64Array, slots: SlotArray, *roles: Role) -> Scores:
-        """Leading blocks that each of `slots`, all of these roles, is believed to hold."""
-        found = [self._trees[role].scores(keys)[slots] for role in roles if len(self._fleet.of(role))]
-        scores: Scores = found[0] if len(found) == 1 else np.sum(found, axis=0, dtype=np.int32)
+    def held_tokens(self, keys: UInt64Array, slots: SlotArray, roles: tuple[Role, ...]) -> Int32Array:
+        """Leading tokens that each of `slots`, all of these roles, is believed to hold, in whole blocks."""
+        trees = self._trees
+        found = [trees[role].held_tokens(keys, slots) for role in roles if len(self._fleet.of(role))]
+        held: Int32Array = found[0] if len(found) == 1 else np.sum(found, axis=0, dtype=np.int32)
         if self._degraded:
-            scores = (scores * self._fleet.credit[slots]).astype(np.int32)
-        return scores
+            size = trees[roles[0]].block_tokens
+            held = (held // size * self._fleet.credit[slots]).astype(np.int32) * size
+        return held
+
+    def score(self, keys: UInt64Array, table: CandidateTable, roles: tuple[Role, ...]) -> None:
+        """Enter the leading tokens that each candidate, all of these roles, is believed to hold."""
+        for role in roles:
+            if len(self._fleet.of(role)):
+                self._trees[role].score(keys, table)
+        if self._degraded:
+            table.believe(self._fleet.credit, self._trees[roles[0]].block_tokens)
 
     def insert(self, keys: UInt64Array, slot: int, source: Source) -> None:
         """The instance on `slot` holds these blocks, from a prompt's start on."""
-        self._trees[self._fleet.role(slot)].insert_slot(keys, slot, source=source)
+        self._trees[self._fleet.role(slot)].insert_slot(keys, slot, source)
 
     def learned(self, name: str, keys: UInt64Array, source: Source = Source.EVENT) -> None:
         """`name` said that it holds this prompt: after a replication, or in its inventory. Raises UnknownPeer."""
@@ -107,6 +118,10 @@ class Holdings:
         """What was lost was told again. Raises UnknownPeer."""
         self._feed(name).regained()
         self._judge(name)
+
+    def believes(self, name: str) -> bool:
+        """False while it is credited with less than the trees hold of it."""
+        return name not in self._degraded
 
     def stats(self) -> dict[Role, PromptTreeStats]:
         """Counters of each tree."""

@@ -40,8 +40,9 @@ class HotPrefixes:
             if len(self._heats) >= self._max:
                 self._cool(now)
             heat = self._heats[key] = _Heat(0.0, now)
-        heat.seconds = self._decayed(heat, now) + seconds
-        heat.at = max(heat.at, now)
+        if now > heat.at:
+            heat.seconds, heat.at = self._decayed(heat, now), now
+        heat.seconds += seconds
         return heat.seconds / self._window_s
 
     def claim(self, key: int, now: float) -> bool:

@@ -7,6 +7,7 @@
 Messages go in with the time, effects come out; a shell sends them. Leases run on *observed* time, which a call
 advances by at most one heartbeat: a coordinator that was stopped, however long, has not seen its members fail, so it
 loses nobody. The shell hands over all received messages before it calls `tick`, and ticks once a heartbeat or more.
+A member whose connection ended keeps its lease, but not its name: who was killed is followed at once by its next life.
 State is not persisted: a restarted coordinator answers heartbeats with UNKNOWN and the members join it again with
 the epoch they have, and tell it what they hold. Until a TTL after its start its configurations are not `complete`:
 who is missing from them is not gone.
@@ -68,6 +69,7 @@ class _Lease:
     member: Member
     heard_s: float  # observed time
     sequence: int
+    connected: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ class Membership:
         effects: tuple[Effect, ...] = ()
         if lease is not None:
             unheard_s = self._observed_s - lease.heard_s
-            if unheard_s < self.config.suspect_s:
+            if lease.connected and unheard_s < self.config.suspect_s:
                 return self._refuse(message, Refusal.NAME_TAKEN, self.config.suspect_s - unheard_s)
             effects = (self._end(message.name, Departure.REPLACED),)
         elif len(self._leases) >= self.config.max_members:
@@ -133,6 +135,14 @@ class Membership:
             ended = (message.name, message.epoch) in self._ended
             return self._refuse(message, Refusal.STALE_EPOCH if ended else Refusal.UNKNOWN)
         return self._renew(lease, message.sequence)
+
+    def hung_up(self, name: str, epoch: int, now: float) -> None:
+        """The connection of this life ended: it died, or calls again. Until it is heard, another life may take its
+        name."""
+        self._observe(now)
+        lease = self._leases.get(name)
+        if lease is not None and lease.member.epoch == epoch:
+            lease.connected = False
 
     def drain(self, name: str, now: float) -> tuple[Effect, ...]:
         """Give this member no new requests; it leaves when it has finished. Unknown names change nothing."""
@@ -215,6 +225,7 @@ class Membership:
             return ()
         lease.sequence = sequence
         lease.heard_s = self._observed_s
+        lease.connected = True
         if not lease.member.suspect:
             return ()
         lease.member = replace(lease.member, suspect=False)

@@ -15,7 +15,7 @@ class Refusal(enum.Enum):
 
     UNKNOWN = "unknown"  # join (again), with the epoch you have
     STALE_EPOCH = "stale epoch"  # this life has ended: join with a new epoch
-    NAME_TAKEN = "name taken"  # a live instance has this name: retry after retry_after_s, or choose another
+    NAME_TAKEN = "name taken"  # a connected instance has this name: retry after retry_after_s, or choose another
     FULL = "full"  # max_members
 
 

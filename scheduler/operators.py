@@ -1,10 +1,11 @@
 """Operator-level cost model: each operator fitted alone, parallelism as multipliers. Source: MemServe §6.2.
 
     compute-bound (GEMM)      (eta - 1) * full_wave + last_wave,  eta = ceil(thread blocks / SMs)
-    memory-bound attention    a x²y + b x² + c x + d,             x prompt length, y cached ratio
+    memory-bound attention    a x²y + b x² + c x + d + e x(1-y) + f,  x prompt length, y cached ratio
     norms, activations        linear in the new tokens, or constant
 
-TP divides a GEMM's columns and the attention's heads and adds collectives; PP divides the layers among stages.
+TP divides a GEMM's columns and the attention's heads and adds collectives; PP divides the layers among stages and adds
+hops between them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from poolweave.errors import ConfigError
 from poolweave.scheduler.cost_model import Counts, DecodeStep, Floats, decode_of
-from poolweave.scheduler.fitting import fit_relative
+from poolweave.scheduler.fitting import fit_nonnegative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,57 +62,76 @@ class WaveOperator:
     num_sms: int
     full_wave_s: float
     last_wave_s: float
+    weights_s: float = 0.0  # reading the weights, of which each rank has its share
+    sharded: bool = True
 
     @classmethod
     def fit(
-        cls, samples: Sequence[OperatorSample], *, count: int, tile_tokens: int, column_blocks: int, num_sms: int
+        cls,
+        samples: Sequence[OperatorSample],
+        *,
+        count: int,
+        tile_tokens: int,
+        column_blocks: int,
+        num_sms: int,
+        launch_s: float | None = None,
+        sharded: bool = True,
     ) -> WaveOperator:
-        """The two wave times. Raises ConfigError when all samples have the same number of waves."""
-        unfitted = cls(
-            count=count,
-            tile_tokens=tile_tokens,
-            column_blocks=column_blocks,
-            num_sms=num_sms,
-            full_wave_s=1.0,
-            last_wave_s=0.0,
-        )
+        """The two wave times. With `launch_s`, what a call takes beside its waves, the last wave is as long as the
+        others and the rest is the weights'. Raises ConfigError when all samples have the same number of waves."""
+        shape = {"count": count, "tile_tokens": tile_tokens, "column_blocks": column_blocks, "num_sms": num_sms}
+        unfitted = cls(**shape, sharded=sharded, full_wave_s=1.0, last_wave_s=0.0)
         new = np.array([float(s.new_tokens) for s in samples])
         full_waves = unfitted.waves(new, Parallelism()) - 1
         rows = np.stack([full_waves, np.ones_like(new)], axis=1)
-        full, last = fit_relative(rows, np.array([s.seconds for s in samples]), "compute-bound operator")
-        return replace(unfitted, full_wave_s=full, last_wave_s=last)
+        full, last = fit_nonnegative(rows, np.array([s.seconds for s in samples]), "compute-bound operator")
+        weights = 0.0 if launch_s is None else max(last - full - launch_s, 0.0)
+        return replace(unfitted, full_wave_s=full, last_wave_s=last - weights, weights_s=weights)
 
     def waves(self, new: Floats, parallelism: Parallelism) -> Floats:
-        columns = -(-self.column_blocks // parallelism.tp)
+        columns = -(-self.column_blocks // self._ranks(parallelism))
         return np.ceil(np.ceil(new / self.tile_tokens) * columns / self.num_sms)
 
     def seconds(self, new: Floats, prompt: Floats, parallelism: Parallelism) -> Floats:
         eta = self.waves(new, parallelism)
-        return np.where(eta > 0, (eta - 1) * self.full_wave_s + self.last_wave_s, 0.0)
+        weights_s = self.weights_s / self._ranks(parallelism)
+        return np.where(eta > 0, (eta - 1) * self.full_wave_s + self.last_wave_s + weights_s, 0.0)
+
+    def _ranks(self, parallelism: Parallelism) -> int:
+        return parallelism.tp if self.sharded else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOperator:
-    """a x²y + b x² + c x + d; TP divides all but the launch `d`, as each rank has its share of the heads."""
+    """a x²y + b x² + c x + d, and beside the paper's terms e for each new token, whose key is rotated and written, and
+    f for each call, as in tiles that are computed whole. TP divides all but the launch `d`: each rank has its share of
+    the heads."""
 
     count: int
     a: float
     b: float
     c: float
     d: float
+    e: float = 0.0
+    f: float = 0.0
 
     @classmethod
-    def fit(cls, samples: Sequence[OperatorSample], *, count: int) -> AttentionOperator:
-        """Raises ConfigError unless the samples vary both lengths."""
-        x = np.array([float(s.prompt_tokens) for s in samples])
-        y = 1.0 - np.array([float(s.new_tokens) for s in samples]) / x
-        rows = np.stack([x * x * y, x * x, x, np.ones_like(x)], axis=1)
-        a, b, c, d = fit_relative(rows, np.array([s.seconds for s in samples]), "attention")
-        return cls(count=count, a=a, b=b, c=c, d=d)
+    def fit(cls, samples: Sequence[OperatorSample], *, count: int, launch_s: float | None = None) -> AttentionOperator:
+        """No token and no pair of tokens takes less than nothing. With `launch_s`, what a call takes that has nothing
+        to do, the rest of the constant is `f`. Raises ConfigError unless the samples vary both lengths."""
+        x, new = np.array([(float(s.prompt_tokens), float(s.new_tokens)) for s in samples]).T
+        rows = np.stack([x * new, x * (x - new), new, x - new, np.ones_like(x)], axis=1)
+        seconds = np.array([s.seconds for s in samples])
+        pair, cached_pair, token, cached_token, constant = fit_nonnegative(rows, seconds, "attention")
+        launch = constant if launch_s is None else min(launch_s, constant)
+        return cls(
+            count=count, a=cached_pair - pair, b=pair, c=cached_token, d=launch, e=token - cached_token,
+            f=constant - launch,
+        )  # fmt: skip
 
     def seconds(self, new: Floats, prompt: Floats, parallelism: Parallelism) -> Floats:
         x_squared_y = prompt * (prompt - new)
-        work = self.a * x_squared_y + self.b * prompt * prompt + self.c * prompt
+        work = self.a * x_squared_y + self.b * prompt * prompt + self.c * prompt + self.e * new + self.f
         return np.where(new > 0, np.maximum(work / parallelism.tp + self.d, 0.0), 0.0)
 
 
@@ -128,12 +148,29 @@ class LinearOperator:
     def fit(cls, samples: Sequence[OperatorSample], *, count: int, sharded: bool = False) -> LinearOperator:
         """Raises ConfigError when all samples have one length."""
         rows = np.array([[1.0, s.new_tokens] for s in samples])
-        constant, per_token = fit_relative(rows, np.array([s.seconds for s in samples]), "linear operator")
+        constant, per_token = fit_nonnegative(rows, np.array([s.seconds for s in samples]), "linear operator")
         return cls(count=count, constant_s=constant, per_token_s=per_token, sharded=sharded)
 
     def seconds(self, new: Floats, prompt: Floats, parallelism: Parallelism) -> Floats:
         share = parallelism.tp if self.sharded else 1
         return np.where(new > 0, self.constant_s + self.per_token_s * new / share, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSample:
+    """One measured exchange of a tensor of `nbytes` between ranks: an all-reduce, or a send to the next stage."""
+
+    nbytes: int
+    seconds: float
+
+
+def _exchange_of(samples: Sequence[ExchangeSample], share: float, what: str) -> tuple[float, float]:
+    """Bytes a second and latency, where `share` of a tensor is sent. Raises ConfigError when more took no longer."""
+    rows = np.array([[1.0, share * sample.nbytes] for sample in samples])
+    latency, byte = fit_nonnegative(rows, np.array([sample.seconds for sample in samples]), what)
+    if byte <= 0:
+        raise ConfigError(f"{what}s of more bytes took no longer; measure larger ones", setting="samples")
+    return 1 / byte, latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +182,14 @@ class CollectiveOperator:
     bytes_per_s: float
     latency_s: float = 0.0
 
+    @classmethod
+    def fit(
+        cls, samples: Sequence[ExchangeSample], *, ranks: int, count: int, bytes_per_token: int
+    ) -> CollectiveOperator:
+        """From all-reduces of several sizes between `ranks`. Raises ConfigError when size makes no difference."""
+        bytes_per_s, latency_s = _exchange_of(samples, 2.0 * (ranks - 1) / ranks, "all-reduce")
+        return cls(count=count, bytes_per_token=bytes_per_token, bytes_per_s=bytes_per_s, latency_s=latency_s)
+
     def seconds(self, new: Floats, prompt: Floats, parallelism: Parallelism) -> Floats:
         tp = parallelism.tp
         sent = 2.0 * (tp - 1) / tp * self.bytes_per_token * new / self.bytes_per_s
@@ -152,17 +197,36 @@ class CollectiveOperator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HopOperator:
+    """The activations' way from one PP stage to the next; nothing at PP 1."""
+
+    bytes_per_token: int
+    bytes_per_s: float
+    latency_s: float = 0.0
+    count: int = 1
+
+    @classmethod
+    def fit(cls, samples: Sequence[ExchangeSample], *, bytes_per_token: int) -> HopOperator:
+        """From sends of several sizes. Raises ConfigError when size makes no difference."""
+        bytes_per_s, latency_s = _exchange_of(samples, 1.0, "send")
+        return cls(bytes_per_token=bytes_per_token, bytes_per_s=bytes_per_s, latency_s=latency_s)
+
+    def seconds(self, new: Floats, prompt: Floats, parallelism: Parallelism) -> Floats:
+        hop = self.latency_s + self.bytes_per_token * new / self.bytes_per_s
+        return np.where(new > 0, (parallelism.pp - 1) * hop, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorModel:
     """The sum of its operators, tabulated so that one candidate costs a look-up and the attention's polynomial.
 
-    Only attention may depend on the prompt length beside the new tokens. `hop_s`: activations to the next stage.
-    Lengths between two grid points are rounded up. Cost to build: `max_tokens / grid_tokens` evaluations.
+    Only attention may depend on the prompt length beside the new tokens. Lengths between two grid points are rounded
+    up. Cost to build: `max_tokens / grid_tokens` evaluations.
     """
 
     operators: tuple[Operator, ...]
     parallelism: Parallelism = Parallelism()
     decode: DecodeStep | None = None
-    hop_s: float = 0.0
     grid_tokens: int = 16
     max_tokens: int = 131_072
 
@@ -181,19 +245,18 @@ class OperatorModel:
     def exact_s(self, prompt_tokens: int, cached_tokens: int) -> float:
         """Sum over the operators, without the table."""
         new, prompt = np.array([float(prompt_tokens - cached_tokens)]), np.array([float(prompt_tokens)])
-        total = sum(float(op.count * op.seconds(new, prompt, self.parallelism)[0]) for op in self.operators)
-        return total + (self.parallelism.pp - 1) * self.hop_s
+        return sum(float(op.count * op.seconds(new, prompt, self.parallelism)[0]) for op in self.operators)
 
     def compile(self) -> TabulatedModel:
         """The model that schedulers ask."""
         new = np.arange(0, self.max_tokens + self.grid_tokens, self.grid_tokens, dtype=np.float64)
-        table = np.full_like(new, (self.parallelism.pp - 1) * self.hop_s)
+        table = np.zeros_like(new)
         a = b = c = 0.0
         for op in self.operators:
             if isinstance(op, AttentionOperator):
                 share = op.count / self.parallelism.tp
                 a, b, c = a + op.a * share, b + op.b * share, c + op.c * share
-                table += op.count * op.d
+                table += op.count * op.d + share * (op.e * new + op.f)
             else:
                 table += op.count * op.seconds(new, new, self.parallelism)
         table.flags.writeable = False

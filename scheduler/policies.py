@@ -15,22 +15,40 @@ import msgspec
 import numpy as np
 import xxhash
 
+from poolweave.scheduler._native import CandidateTable
 from poolweave.scheduler._native import draw_lowest as native_draw_lowest
-from poolweave.scheduler.fleet import Floats, SlotArray, TokenCounts
-from poolweave.scheduler.slots import Slots
+from poolweave.scheduler.fleet import Floats, TokenCounts
+from poolweave.scheduler.slots import SlotArray, Slots
 
 
 class Candidates(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Arrays over the instances that may take the prompt; never empty."""
+    """The instances that may take the prompt, never none; arrays over them are views of `table`."""
 
     slots: SlotArray
     names: Slots
-    cached_tokens: TokenCounts  # leading tokens that need not be computed
-    queued_s: Floats  # work before it
-    own_s: Floats  # predicted time of the prompt itself
-    uncached_s: Floats | float  # how unlike they are where nothing is held: predicted times, up to a constant
+    table: CandidateTable  # draws the lowest without an array
     num_tokens: int
     session: str | None = None
+
+    @property
+    def cached_tokens(self) -> TokenCounts:
+        """Leading tokens that need not be computed."""
+        return self.table.held_tokens
+
+    @property
+    def queued_s(self) -> Floats:
+        """Work before it."""
+        return self.table.queued_s
+
+    @property
+    def own_s(self) -> Floats:
+        """Predicted time of the prompt itself."""
+        return self.table.own_s
+
+    @property
+    def uncached_s(self) -> Floats:
+        """How unlike they are where nothing is held: predicted times, up to a constant."""
+        return self.table.uncached_s
 
 
 class RoutingPolicy(Protocol):
@@ -57,10 +75,10 @@ class PromptTreePolicy:
     min_match: float = 0.1
 
     def choose(self, candidates: Candidates) -> int:
-        cached = candidates.cached_tokens
-        if cached[cached.argmax()] < self.min_match * candidates.num_tokens:
-            return draw_lowest(candidates.queued_s + candidates.uncached_s, self.lot)
-        return draw_lowest(candidates.queued_s + candidates.own_s, self.lot)
+        table, lot = candidates.table, self.lot.getrandbits(32)
+        if table.longest < self.min_match * candidates.num_tokens:
+            return table.draw_uncached(lot)
+        return table.draw_predicted(lot)
 
 
 @dataclass(slots=True)
@@ -70,7 +88,7 @@ class LeastLoad:
     lot: random.Random
 
     def choose(self, candidates: Candidates) -> int:
-        return draw_lowest(candidates.queued_s, self.lot)
+        return candidates.table.draw_queued(self.lot.getrandbits(32))
 
 
 @dataclass(slots=True)
@@ -97,7 +115,7 @@ class SessionId:
 
     def choose(self, candidates: Candidates) -> int:
         if candidates.session is None:
-            return draw_lowest(candidates.queued_s, self.lot)
+            return candidates.table.draw_queued(self.lot.getrandbits(32))
         session = xxhash.xxh3_64_intdigest(candidates.session.encode())
         names = (candidates.names.name(slot) for slot in candidates.slots.tolist())
         weights = [xxhash.xxh3_64_intdigest(name.encode(), session) for name in names]

@@ -20,8 +20,8 @@ import numpy as np
 
 from poolweave.errors import ConfigError
 from poolweave.index.identity import Identity
-from poolweave.scheduler._native import NativePromptTree, PromptTreeStats, block_keys, tokens_of_list
-from poolweave.scheduler.slots import Slots
+from poolweave.scheduler._native import CandidateTable, NativePromptTree, PromptTreeStats, block_keys, tokens_of_list
+from poolweave.scheduler.slots import SlotArray, Slots
 from poolweave.types import Int32Array, TokenIds, UInt64Array, as_tokens
 
 Scores: TypeAlias = Int32Array  # [slots.capacity] leading blocks that each instance holds
@@ -74,20 +74,15 @@ class PromptTree:
         self._ttl_s = _ttls(ttl_s)
         self._clock = clock
         self._native = NativePromptTree(max_bytes)
-        self._namespaces: dict[bytes, int] = {}
-        self._seeds = [0]
 
     def namespace(self, identity: Identity) -> int:
-        """The small number under which prefixes of this identity are kept; 0 is the default."""
+        """The number under which prefixes of this identity are kept, in any tree; 0 is the default."""
         return self.namespace_of(identity.digest)
 
     def namespace_of(self, digest: bytes) -> int:
-        """The namespace of an identity's digest."""
-        ns = self._namespaces.get(digest)
-        if ns is None:
-            ns = self._namespaces[digest] = len(self._seeds)
-            self._seeds.append(int.from_bytes(digest[:8], "little"))
-        return ns
+        """The namespace of an identity's digest: the start of its keys' chain. Nothing is kept, however many there
+        are."""
+        return int.from_bytes(digest[:8], "little")
 
     def keys(self, tokens: TokenIds, ns: int = 0, *, parent: int | None = None) -> UInt64Array:
         """One chained key a whole block of `tokens`, which follow block `parent` or start a prompt of `ns`.
@@ -99,7 +94,7 @@ class PromptTree:
             array = tokens if tokens.ndim == 1 else None
         elif type(tokens) is list:
             array = tokens_of_list(tokens)
-        seed = self._seeds[ns] if parent is None else parent
+        seed = ns if parent is None else parent
         return block_keys(as_tokens(tokens) if array is None else array, self.block_tokens, seed)
 
     def insert(self, tokens: TokenIds, instance: str, ns: int = 0, *, source: Source = Source.RESPONSE) -> int:
@@ -113,11 +108,9 @@ class PromptTree:
 
         0 when the instance is not known to hold `parent`: an event was lost; `stats().orphans` counts it.
         """
-        return self.insert_slot(keys, self.slots.add(instance), parent=parent, source=source)
+        return self.insert_slot(keys, self.slots.add(instance), source, parent)
 
-    def insert_slot(
-        self, keys: UInt64Array, slot: int, *, parent: int | None = None, source: Source = Source.EVENT
-    ) -> int:
+    def insert_slot(self, keys: UInt64Array, slot: int, source: Source, parent: int | None = None) -> int:
         """`insert_keys` for the instance on `slot`, which is one of `slots`."""
         now = self._clock()
         return self._native.insert(keys, slot, now + self._ttl_s[source], now, parent)
@@ -135,6 +128,16 @@ class PromptTree:
         scores = np.empty(self.slots.capacity, np.int32)
         self._native.match(keys, self._clock(), scores)
         return scores
+
+    def held_tokens(self, keys: UInt64Array, slots: SlotArray) -> Int32Array:
+        """Leading tokens that each of `slots` holds, [len(slots)]; cost as `scores`."""
+        held = np.empty(len(slots), np.int32)
+        self._native.match_at(keys, self._clock(), slots, held, self.block_tokens)
+        return held
+
+    def score(self, keys: UInt64Array, table: CandidateTable) -> None:
+        """Add the leading tokens that each candidate holds to `table`; cost as `scores`."""
+        table.score(self._native, keys, self._clock(), self.block_tokens)
 
     def remove(self, tokens: TokenIds, instance: str, ns: int = 0, *, keep_tokens: int = 0) -> int:
         """`instance` holds at most the first `keep_tokens` of `tokens` now, and nothing that continues the rest.

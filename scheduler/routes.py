@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import msgspec
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.cost_model import Link
+from poolweave.scheduler.cost_model import KVLink
 from poolweave.scheduler.policies import POLICIES
 from poolweave.types import UInt64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """`link` and `kv_bytes_per_token` together let KV be moved to the chosen instance instead of computed.
+    """`kv_link` lets KV be moved to the chosen instance instead of computed, where that is faster.
 
     `returns_answers`: decode instances send their KV back to the prefill instance (PD-Caching-3).
     `degraded_credit`: share of a match believed of an instance whose events were lost. `hot_load`: prompts of one
@@ -29,8 +29,7 @@ class SchedulerConfig:
     tree_ttl_s: float = 300.0  # what responses tell
     event_ttl_s: float = 3600.0  # what instances tell themselves, and take back themselves
     tree_max_bytes: int | None = None
-    link: Link | None = None
-    kv_bytes_per_token: int = 0
+    kv_link: KVLink | None = None
     returns_answers: bool = False
     expected_output_tokens: int = 256
     degraded_credit: float = 0.5
@@ -51,12 +50,6 @@ class SchedulerConfig:
         if self.hot_load is not None and self.hot_load <= 0:
             raise ConfigError(
                 f"hot_load must be positive, got {self.hot_load}", setting="hot_load", value=self.hot_load
-            )
-        if self.link is not None and self.kv_bytes_per_token <= 0:
-            raise ConfigError(
-                "a link needs kv_bytes_per_token to tell what moving KV costs",
-                setting="kv_bytes_per_token",
-                value=self.kv_bytes_per_token,
             )
 
 

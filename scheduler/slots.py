@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from poolweave.errors import ConfigError, UnknownPeer
 
 MAX_INSTANCES = 65_536
+
+SlotArray: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Slots:

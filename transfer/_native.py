@@ -10,6 +10,7 @@ from poolweave._core import (
     FrameEncoder,
     Grid,
     Outcome,
+    Poller,
     Pull,
     StreamServer,
     Tiers,
@@ -19,7 +20,6 @@ from poolweave._core import (
     hash_blocks,
     pull_blocks,
     store_word,
-    wait_ready,
 )
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "FrameEncoder",
     "Grid",
     "Outcome",
+    "Poller",
     "Pull",
     "StreamServer",
     "Tiers",
@@ -41,5 +42,4 @@ __all__ = [
     "hash_blocks",
     "pull_blocks",
     "store_word",
-    "wait_ready",
 ]

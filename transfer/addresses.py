@@ -1,4 +1,4 @@
-"""Where an instance listens: `shm://name`, `inproc://name` and `tcp://host:port` as sockets.
+"""Where an instance listens: `shm://name`, `inproc://name`, `arena://arena/name` and `tcp://host:port` as sockets.
 
 Local addresses are abstract Unix sockets: nothing is left on disk, SIGKILL frees the name, and a second bind is
 refused while the first owner lives. Knows no protocol.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poolweave.errors import AddressInUse, ConfigError, SystemCallFailed
 
-SCHEMES = ("inproc", "shm", "nixl", "tcp")  # in the order in which "auto" prefers them
+SCHEMES = ("arena", "inproc", "shm", "nixl", "tcp")  # in the order in which "auto" prefers them
 _NETWORK = ("nixl", "tcp")  # those that listen on a port
 _BACKLOG = 1024
 _MAX_NAME = 80  # an abstract name has 107 bytes, prefix included
@@ -24,8 +24,9 @@ class Address:
     """A parsed address. `str()` gives the text that peers pass to connect()."""
 
     scheme: str
-    host: str  # the instance's name for shm and inproc
+    host: str  # the instance's name for shm, inproc and arena
     port: int = 0
+    arena: str = ""  # which one, for arena
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -37,7 +38,8 @@ class Address:
         if scheme not in _NETWORK:
             if not rest or len(rest.encode()) > _MAX_NAME:
                 raise ConfigError(f"{text!r} needs a name of 1 to {_MAX_NAME} bytes", setting="address", value=text)
-            return cls(scheme, rest)
+            arena, _, name = rest.rpartition("/") if scheme == "arena" else ("", "", rest)
+            return cls(scheme, name, arena=arena)
         host, separator, port = rest.rpartition(":")
         if not separator or not host or not port.isdecimal() or int(port) > 65535:
             raise ConfigError(
@@ -47,9 +49,18 @@ class Address:
 
     def __str__(self) -> str:
         if self.is_local:
-            return f"{self.scheme}://{self.host}"
+            return f"{self.scheme}://{self.arena}/{self.host}" if self.arena else f"{self.scheme}://{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
+
+    def on(self, arena: str) -> Address:
+        """The same address, saying which arena the instance stands on, where that matters."""
+        return replace(self, arena=arena) if self.scheme == "arena" else self
+
+    @property
+    def realm(self) -> str:
+        """Who can be reached: the transport, and for "arena" which one it is."""
+        return f"{self.scheme} {self.arena}" if self.arena else self.scheme
 
     @property
     def is_local(self) -> bool:
@@ -125,4 +136,6 @@ def _sockaddr(address: Address) -> str | tuple[str, int]:
         return f"\0poolweave/transfer/{address.host}"
     if address.scheme == "inproc":
         return f"\0poolweave/inproc/{os.getpid()}/{address.host}"
+    if address.scheme == "arena":
+        return f"\0poolweave/arena/{address.arena}/{address.host}"
     return address.host, address.port

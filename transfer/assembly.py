@@ -78,8 +78,8 @@ class Assembly:
         if any(feed.session.shard.seat == session.shard.seat for feed in self.feeds):
             raise DuplicateTransfer(f"a transfer {offer.tag!r} of that shard is being pulled", tag=offer.tag)
         first = self.offer
-        same = (first.num_blocks, first.num_tokens, first.tokens, first.identity, first.insert) == (
-            offer.num_blocks, offer.num_tokens, offer.tokens, offer.identity, offer.insert,
+        same = (first.num_blocks, first.num_tokens, first.tokens, first.identity, first.tenant, first.insert) == (
+            offer.num_blocks, offer.num_tokens, offer.tokens, offer.identity, offer.tenant, offer.insert,
         )  # fmt: skip
         if not same or self.num_parts != session.num_parts:
             raise TransferFailed(
@@ -111,6 +111,10 @@ class Assembly:
     @property
     def num_fresh(self) -> int:
         return len(self.placement.fresh) if self.placement is not None else 0
+
+    @property
+    def num_handed(self) -> int:
+        return self.placement.handed if self.placement is not None else 0
 
     def layers_here(self, num_blocks: int) -> int:
         """Leading layers that the first `num_blocks` blocks have, all parts together."""

@@ -16,6 +16,7 @@ from poolweave.transfer.keys import greeting_key
 from poolweave.transfer.link import Link, is_temporary, peer_uid
 from poolweave.transfer.loop import READ, Loop
 from poolweave.transfer.messages import GREETINGS, Greeting, Refused, decode, describe, encode
+from poolweave.transfer.transport import Limits
 
 _PAUSE_S = 0.1
 _MOST_GREETING = 1024  # connections that have not said who they are
@@ -31,13 +32,12 @@ class Door:
     a PoolweaveError there refuses it with that error.
     """
 
-    def __init__(
-        self, loop: Loop, address: Address, secret: bytes | None, timeout_s: float, on_greeting: OnGreeting
-    ) -> None:
+    def __init__(self, loop: Loop, address: Address, limits: Limits, on_greeting: OnGreeting) -> None:
         self._sock, self.address = listen(address, "listen")
         self._loop = loop
-        self._key = greeting_key(secret) if secret is not None else None
-        self._timeout_s = timeout_s
+        self._key = greeting_key(limits.secret) if limits.secret is not None else None
+        self._timeout_s = limits.connect_timeout_s
+        self._tls = limits.tls if not address.is_local else None
         self._on_greeting = on_greeting
         self._greeting: dict[Link, float] = {}  # by deadline: all have the same timeout
         self._paused_until = math.inf
@@ -85,6 +85,8 @@ class Door:
         if stranger or len(self._greeting) >= _MOST_GREETING:
             sock.close()
             return
+        if self._tls is not None:
+            sock = self._tls.accept(sock)
         link = Link(self._loop, sock, self._key, self._greet, self._lost)
         self._greeting[link] = time.monotonic() + self._timeout_s
         self._loop.wake_by(self._greeting[link])

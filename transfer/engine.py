@@ -15,17 +15,19 @@ from poolweave.transfer.config import TransferConfig
 from poolweave.transfer.door import Door
 from poolweave.transfer.leases import LeaseTable
 from poolweave.transfer.loop import Loop
+from poolweave.transfer.peers import Presence
 from poolweave.transfer.receiver import Receiver
 from poolweave.transfer.regions import OwnMemory
 from poolweave.transfer.resharding import Cut, Shard
 from poolweave.transfer.sender import Sender
 from poolweave.transfer.sender_settings import SenderSettings
-from poolweave.transfer.shipment import Arrival, Reservation, Shipment, Transfer
+from poolweave.transfer.shipment import Arrival, Reservation, Shipment, Transfer, require_bytes
 from poolweave.transfer.stats import TransferStats
 from poolweave.transfer.store import BlockStore
+from poolweave.transfer.tls import Tls
 from poolweave.transfer.transport import Home, Limits, Transport
 from poolweave.transfer.transports import TRANSPORTS
-from poolweave.types import Tier
+from poolweave.types import Tier, require_timeout
 
 
 class TransferEngine:
@@ -41,6 +43,7 @@ class TransferEngine:
         self.epoch = secrets.randbits(62) + 1
         self._config = config
         self._closed = False
+        tls = Tls(config.tls) if config.tls is not None else None
         leases = LeaseTable()
         limits = Limits(
             stall_s=config.stall_s,
@@ -48,6 +51,8 @@ class TransferEngine:
             copy_threads=config.copy_threads,
             connections=config.connections,
             secret=config.secret,
+            hand_over=config.hand_over,
+            tls=tls,
         )
         self._home = Home(
             instance=instance,
@@ -63,9 +68,9 @@ class TransferEngine:
         self._doors: list[Door] = []
         self._transports: dict[str, Transport] = {}
         try:
-            for address in doors:
+            for address in (door.on(self._home.memory.arena) for door in doors):
                 self._transports[address.scheme] = TRANSPORTS[address.scheme](self._home)
-                self._doors.append(Door(self._loop, address, config.secret, config.connect_timeout_s, self._greet))
+                self._doors.append(Door(self._loop, address, limits, self._greet))
         except BaseException:
             self._release_all()
             raise
@@ -92,7 +97,8 @@ class TransferEngine:
         return {door.address.scheme: self._advertised(door.address) for door in self._doors}
 
     def connect(self, peer: str, address: str | Sequence[str] | Mapping[str, str]) -> None:
-        """Know `peer` by its address, or by several, of which the first usable one is taken: inproc, shm, nixl, tcp.
+        """Know `peer` by its address, or by several, of which the first usable one is taken: arena, inproc, shm, nixl,
+        tcp.
 
         Dials at the first transfer. Raises ConfigError for addresses whose transport this instance does not listen on.
         """
@@ -102,13 +108,14 @@ class TransferEngine:
             else [*(address.values() if isinstance(address, Mapping) else address)]
         )
         parsed = [Address.parse(text) for text in texts]
+        ours = {(door.address.scheme, door.address.arena) for door in self._doors}
         usable = sorted(
-            (a for a in parsed if a.scheme in self._transports), key=lambda a: list(TRANSPORTS).index(a.scheme)
+            (a for a in parsed if (a.scheme, a.arena) in ours), key=lambda a: list(TRANSPORTS).index(a.scheme)
         )
         if not usable:
             raise ConfigError(
-                f"{peer} is reached over {', '.join(a.scheme for a in parsed)}, this instance speaks "
-                f"{', '.join(self._transports)}; add one of theirs to listen",
+                f"{peer} is reached over {', '.join(a.realm for a in parsed)}, this instance speaks "
+                f"{', '.join(door.address.realm for door in self._doors)}; add one of theirs to listen",
                 setting="listen",
                 value=str(texts),
             )
@@ -117,6 +124,13 @@ class TransferEngine:
     def disconnect(self, peer: str) -> None:
         """Forget `peer`; what is on its way to it fails. Unknown names are ignored."""
         self._sender.disconnect(peer)
+
+    def presence(self, peer: str) -> Presence:
+        """Whether `peer` is there now. Does not wait: it dials when no connection stands, and the next call tells.
+
+        A process that ends is seen at once, a host that vanishes is not. Raises UnknownPeer, InstanceClosed.
+        """
+        return self._sender.presence(peer)
 
     def offer(self, peer: str, shipment: Shipment, *, priority: int = 0) -> Transfer:
         """Offer blocks to `peer`, which pulls what it lacks. Higher priority goes first among those that wait.
@@ -131,10 +145,13 @@ class TransferEngine:
 
         Raises TransferTimeout after `timeout` seconds, what the transfer failed with, InstanceClosed.
         """
+        require_bytes(tag, "tag")
+        require_timeout(timeout)
         return self._receiver.claim(tag, timeout)
 
     def discard(self, tag: bytes) -> None:
         """Nobody will receive `tag`: drop what arrived under it, and what does within a lease. Does not wait."""
+        require_bytes(tag, "tag")
         self._receiver.discard(tag, time.monotonic() + self._config.lease_s)
 
     def follow(self, tag: bytes, timeout: float | None = None) -> Arriving:
@@ -142,6 +159,8 @@ class TransferEngine:
 
         Raises TransferTimeout after `timeout` seconds, InstanceClosed. receive() still hands the whole over at the end.
         """
+        require_bytes(tag, "tag")
+        require_timeout(timeout)
         return Arriving(self._receiver.assembler, self._receiver.assembler.follow(tag, timeout))
 
     def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
@@ -149,6 +168,7 @@ class TransferEngine:
 
         Raises OutOfBlocks (the peer's figures), TransferTimeout, PeerLost, UnknownPeer, ConfigError.
         """
+        require_timeout(timeout)
         return self._sender.reserve(peer, num_blocks, tier, timeout)
 
     def unreserve(self, reservation: Reservation) -> None:
@@ -191,6 +211,8 @@ class TransferEngine:
             transport.close()
         self._loop.close()
         self._home.leases.close()
+        if self._home.limits.tls is not None:
+            self._home.limits.tls.close()
 
     def _greet(self, *arguments: object) -> None:
         self._receiver.greet(*arguments)  # type: ignore[arg-type]

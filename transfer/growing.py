@@ -17,6 +17,7 @@ from poolweave.transfer.store import BlockStore, Loan
 from poolweave.transfer.transport import Home
 from poolweave.types import UInt64Array
 
+STRETCH_BYTES = 64 << 20  # of sealed blocks: each is told, pulled and reported apart
 TellPeer = Callable[[OpenOffer, Ready], bool]
 
 
@@ -37,9 +38,13 @@ class Grower:
         return Growth(Coverage(num_blocks, range(self._home.memory.layout.num_layers)))
 
     def begin_whole(self, num_blocks: int) -> Growth:
-        """Of an offer of sealed blocks that cannot go as they are, since the peer holds another shard."""
-        growth = self.begin(num_blocks)
-        self._extend(growth, self._home.memory.layout.num_layers, num_blocks)
+        """Of an offer of sealed blocks that do not go as they are: the peer holds another shard, or their checksums are
+        still to be made. A large one goes in several stretches: each is pulled while the next one is hashed.
+        """
+        growth, layout = self.begin(num_blocks), self._home.memory.layout
+        step = max(1, STRETCH_BYTES // layout.block_bytes)
+        for first in range(0, num_blocks, step):
+            self._extend(growth, layout.num_layers, min(first + step, num_blocks))
         return growth
 
     def ready(self, offer: OpenOffer, num_layers: int | None, num_blocks: int | None) -> None:

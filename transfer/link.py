@@ -5,6 +5,7 @@ The link is also how a peer's death is noticed: the kernel closes its end. Knows
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -42,7 +43,7 @@ class Link:
         self._on_lost = on_lost
         self._reading = threading.RLock()  # one reader at a time: the loop's thread, or one that waits for an answer
         self._watching = threading.Lock()  # what the loop watches, and whether bytes wait, change together
-        self._waiting = False
+        self._waiting = self._assisted = False
         self._greeted = False
         self._connecting = False
         self._open = True
@@ -70,31 +71,42 @@ class Link:
         if waiting:
             with self._watching:
                 self._waiting = True
-                self._loop.modify(self._fd, READ | WRITE)
+                self._watch()
 
-    def assist(self, patience_s: float) -> None:
-        """Watch for an answer up to `patience_s` without sleeping, and handle it here: a hop to the loop's thread less.
+    def assist(self, look_s: float, sleep_s: float, over: Callable[[], bool]) -> bool:
+        """Wait for an answer and handle it here: a hop to the loop's thread less. False: it is up to the loop again.
 
-        For a thread that waits for one. Does nothing while another thread reads, or the greeting goes on.
+        For a thread that waits for one: looks for `look_s`, where that pays, then sleeps up to `sleep_s`. Does nothing
+        while another thread reads, or the greeting goes on, or when `over()`, asked once nobody else reads.
         """
         if self._loop.on_loop() or not self._greeted or not self._reading.acquire(blocking=False):
-            return
+            return False
+        came = begun = False
         try:
-            if self._open:
-                self._loop.modify(self._fd, 0)  # so that the loop sleeps on
-                if self._channel.watch(patience_s):
+            waits = self._open and not over()
+            came = waits and self._receive()  # what came before we did
+            if waits and not came:
+                begun = True
+                self._assist(True)  # so that the loop sleeps on
+                came = self._channel.watch(look_s, sleep_s)
+                if came:
                     self._receive()
         except Exception as error:  # noqa: BLE001  # the loop's thread tells the loss
             self._loop.call_soon(lambda error=error: self._end(error))  # type: ignore[misc]
+            came = False
         finally:
-            with self._watching:
-                if self._open:
-                    self._loop.modify(self._fd, READ | (WRITE if self._waiting else 0))
+            if begun:
+                self._assist(False)
             self._reading.release()
+        return came
 
     def close(self) -> None:
         """Idempotent; on the loop's thread, or when the loop has stopped."""
-        with self._reading:
+        if not self._reading.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)  # who sleeps there wakes up
+            self._reading.acquire()
+        try:
             if not self._open:
                 return
             self._open = False
@@ -103,6 +115,8 @@ class Link:
             self.sock.close()
             for fd in self._channel.take_descriptors():
                 os.close(fd)
+        finally:
+            self._reading.release()
 
     def hand_over(self, on_frame: OnFrame, on_lost: OnLost) -> None:
         """Another owner hears of what comes from now on."""
@@ -118,16 +132,16 @@ class Link:
         return self.sock
 
     def _ready(self, events: int) -> None:
-        with self._reading:
-            try:
-                if self._connecting:
-                    self._finish_connecting()
-                if events & WRITE:
-                    self._flush()
-                if events & ~WRITE:
+        try:
+            if self._connecting:
+                self._finish_connecting()
+            if events & WRITE:
+                self._flush()  # also while another thread waits to read
+            if events & ~WRITE:
+                with self._reading:
                     self._receive()
-            except Exception as error:  # noqa: BLE001  # the connection's boundary: it ends, and both sides hear of it
-                self._end(error)
+        except Exception as error:  # noqa: BLE001  # the connection's boundary: it ends, and both sides hear of it
+            self._end(error)
 
     def _end(self, error: Exception) -> None:
         if isinstance(error, InstanceClosed):
@@ -150,14 +164,27 @@ class Link:
         with self._watching:
             if not self._channel.flush():
                 self._waiting = False
-                self._loop.modify(self._fd, READ)
+                self._watch()
 
-    def _receive(self) -> None:
+    def _assist(self, begun: bool) -> None:
+        with self._watching:
+            self._assisted = begun
+            if self._open:
+                self._watch()
+
+    def _watch(self) -> None:
+        """Say what the loop is to look for. Under `_watching`."""
+        self._loop.modify(self._fd, (0 if self._assisted else READ) | (WRITE if self._waiting else 0))
+
+    def _receive(self) -> bool:
+        """Handle what has come. False when that was no whole frame."""
         payload = self._channel.read_next()
+        came = payload is not None
         while payload is not None:
             fds = [] if self._greeted else self._channel.take_descriptors()
             self._on_frame(self, payload, fds)
             payload = self._channel.next() if self._open else None
+        return came
 
     def _lose(self, error: PoolweaveError) -> None:
         if self._open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -11,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from poolweave.transfer._native import wait_ready
+from poolweave.transfer._native import Poller
 
 READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLOUT
 _log = logging.getLogger(__name__)
@@ -25,8 +26,9 @@ class Loop:
     """
 
     def __init__(self, name: str, tick: Callable[[float], float], spin_s: float = 0.0) -> None:
-        """After something happened it looks for more during `spin_s` before it sleeps: waking up costs more."""
+        """After something happened it looks for more during `spin_s`, where that pays, before it sleeps."""
         self._epoll = select.epoll()
+        self._poller = Poller(self._epoll.fileno())
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._tick = tick
@@ -38,6 +40,7 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
+        atexit.register(self.stop)  # a thread that the interpreter ends inside native code takes the process with it
         self._thread.start()
 
     def on_loop(self) -> bool:
@@ -74,6 +77,7 @@ class Loop:
         if self._thread.is_alive():
             self._wake()
             self._thread.join()
+        atexit.unregister(self.stop)
 
     def close(self) -> None:
         """Gives the loop's descriptors back, once it has stopped and all others are unregistered. Idempotent."""
@@ -96,7 +100,7 @@ class Loop:
                 self._wakes_at = math.inf
                 self._wakes_at = min(self._wakes_at, self._guarded_tick(now))
             wait = -1.0 if self._wakes_at == math.inf else max(0.0, self._wakes_at - now)
-            ready = wait_ready(self._epoll.fileno(), min(spin_s, wait) if wait >= 0 else spin_s, wait)
+            ready = self._poller.wait(min(spin_s, wait) if wait >= 0 else spin_s, wait)
             for fd, events in ready:
                 self._dispatch(fd, events)
             spin_s = self._spin_s if ready else 0.0

@@ -113,6 +113,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     slots: bytes  # int32 a block
     checksums: bytes  # uint64 a block, or empty
     identity: bytes
+    tenant: bytes  # whose quota pays, 16 bytes, or empty: the sender was not told
     tokens: bytes | None  # int32 a token
     insert: bool
     private: bool
@@ -134,6 +135,7 @@ class Offer(_Message, frozen=True, tag="offer"):
             and (self.tokens is None or len(self.tokens) == 4 * self.num_tokens)
             and len(self.tag) <= MAX_TAG
             and len(self.identity) == 16
+            and len(self.tenant) in (0, 16)
             and 0 <= self.on_demand <= 3
             and (count == 0 or (self.on_demand == 0) == (self.reservation != 0))
         ):
@@ -240,6 +242,11 @@ _CROSSING = ("OutOfBlocks", "LayoutMismatch", "DuplicateTransfer", "TransferFail
 
 def encode(message: Message) -> bytes:
     return _ENCODER.encode(message)
+
+
+def encode_offer(*fields: object) -> bytes:
+    """As encode(Offer(*fields)), without the checks of its making: they are the receiver's, and cost a microsecond."""
+    return _ENCODER.encode(("offer", *fields))
 
 
 def decode(decoder: msgspec.msgpack.Decoder[M], payload: bytes) -> M:

@@ -13,11 +13,13 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import msgspec
+
 from poolweave.errors import DuplicateTransfer
 from poolweave.transfer._native import Extents, Window
 from poolweave.transfer.growth import Coverage, Stretch
 from poolweave.transfer.leases import NUM_SLOTS, SLOT_BITS, slot_of
-from poolweave.transfer.messages import Offer
+from poolweave.transfer.messages import encode_offer
 from poolweave.transfer.regions import OwnMemory
 from poolweave.transfer.shipment import Shipment, Transfer
 from poolweave.transfer.store import Loan
@@ -47,8 +49,7 @@ class Growth:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
-@dataclass(slots=True, eq=False)
-class OpenOffer:
+class OpenOffer(msgspec.Struct, eq=False):
     """One shipment on its way. `number` is 0 until admitted; `deadline` is when its lease (or its wait) ends."""
 
     peer: str
@@ -75,26 +76,27 @@ class OpenOffer:
         rows = slice(one.stretch.first_block, one.stretch.end_block)
         return memory.extents(self.loan.tiers[rows], self.loan.slots[rows], one.windows)
 
-    def message(self) -> Offer:
-        """What the receiver is told."""
+    def message(self) -> bytes:
+        """What the receiver is told: a messages.Offer, in the order of its fields."""
         shipment, loan = self.shipment, self.loan
-        return Offer(
-            offer=self.number,
-            nonce=self.nonce,
-            lease_s=self.lease_s,
-            tag=shipment.tag,
-            num_blocks=len(loan.blocks),
-            num_tokens=shipment.num_tokens,
-            tiers=loan.tiers.tobytes(),
-            slots=loan.slots.tobytes(),
-            checksums=self.checksums,
-            identity=shipment.identity,
-            tokens=shipment.tokens.tobytes() if shipment.tokens is not None else None,
-            insert=shipment.insert,
-            private=shipment.private,
-            on_demand=shipment.on_demand.value if shipment.on_demand is not None else 0,
-            reservation=shipment.dst.number if shipment.dst is not None else 0,
-            growing=self.growth is not None,
+        return encode_offer(
+            self.number,
+            self.nonce,
+            self.lease_s,
+            shipment.tag,
+            len(loan.blocks),
+            shipment.num_tokens,
+            loan.tiers.tobytes(),
+            loan.slots.tobytes(),
+            self.checksums,
+            shipment.identity,
+            shipment.tenant,
+            shipment.tokens.tobytes() if shipment.tokens is not None else None,
+            shipment.insert,
+            shipment.private,
+            shipment.on_demand.value if shipment.on_demand is not None else 0,
+            shipment.dst.number if shipment.dst is not None else 0,
+            self.growth is not None,
         )
 
 
@@ -105,6 +107,11 @@ class _Lane:
     in_flight: int = 0
     num_open: int = 0
     waiting: list[tuple[int, int, OpenOffer]] = field(default_factory=list)  # heap by (-priority, arrival)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Some in the heap may have been closed while they waited."""
+        return bool(self.waiting) and any(offer.number == 0 for _, _, offer in self.waiting)
 
 
 class OfferBook:
@@ -131,6 +138,12 @@ class OfferBook:
         self._live[id(offer)] = offer
         self._push_deadline(offer)
         heapq.heappush(self._lanes[offer.peer].waiting, (-offer.priority, next(self._arrival), offer))
+
+    def has_room(self, peer: str, nbytes: int) -> bool:
+        """Whether another offer to `peer` would go at once."""
+        lane = self._lanes.get(peer)
+        fits = lane is None or not lane.num_open or lane.in_flight + nbytes <= self._max_bytes
+        return bool(self._free) and fits and not self.has_waiting(peer)
 
     def admit(self, peer: str) -> OpenOffer | None:
         """The next offer that may go to `peer` now, given its number; None when none may."""
@@ -175,7 +188,7 @@ class OfferBook:
             self._retire_number(offer, lane)
         else:
             offer.number = -1
-        if not lane.num_open and not any(waiting.number == 0 for _, _, waiting in lane.waiting):
+        if not lane.num_open and not lane.has_waiting:
             del self._lanes[offer.peer]
         return True
 
@@ -196,7 +209,7 @@ class OfferBook:
         return heap[0][0] if heap else math.inf
 
     def has_waiting(self, peer: str) -> bool:
-        return peer in self._lanes and any(offer.number == 0 for _, _, offer in self._lanes[peer].waiting)
+        return peer in self._lanes and self._lanes[peer].has_waiting
 
     def in_flight_bytes(self, peer: str) -> int:
         return self._lanes[peer].in_flight if peer in self._lanes else 0

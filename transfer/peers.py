@@ -16,10 +16,21 @@ from poolweave.transfer.link import Link, is_temporary
 from poolweave.transfer.loop import Loop
 from poolweave.transfer.messages import REPLIES, Hello, Refused, Welcome, decode, encode, revive
 from poolweave.transfer.resharding import Route, Shard, route_between
+from poolweave.transfer.tls import tls_failure
 from poolweave.transfer.transport import Limits
 
 _RETRY_S = 0.01
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Whether a peer is there: the `epoch` of its life while a connection to it stands, else 0; and how many dials of
+    it have failed so far, so that who sees the number rise knows that it could not be reached.
+    """
+
+    epoch: int
+    failed_dials: int
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +50,12 @@ class Peer:
     retry_at: float = math.inf
     give_up_at: float = math.inf  # on an address that takes no more connections for now
     nonce: bytes = field(default=b"", repr=False)
+    failed_dials: int = 0
 
-    def assist(self, patience_s: float) -> None:
-        """The calling thread begins to wait for an answer of this peer: it may read it itself. See Link.assist()."""
+    def assist(self, look_s: float, sleep_s: float, over: Callable[[], bool]) -> bool:
+        """The calling thread waits for an answer of this peer: it may read it itself. See Link.assist()."""
         link = self.link  # the loop's thread may take it away meanwhile
-        if link is not None and self.ready and patience_s > 0:
-            link.assist(patience_s)
+        return link is not None and self.ready and link.assist(look_s, sleep_s, over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,7 @@ class Dialer:
         self._loop = loop
         self._shard = shard
         self._secret = limits.secret
+        self._tls = limits.tls
         self._timeout_s = limits.connect_timeout_s
         self._hooks = hooks
         self._busy: set[Peer] = set()  # dials under way
@@ -119,6 +131,8 @@ class Dialer:
 
     def _begin(self, peer: Peer, address: Address) -> None:
         sock = begin_dial(address)
+        if self._tls is not None and not address.is_local:
+            sock = self._tls.dial(sock, address)
         key = greeting_key(self._secret) if self._secret is not None else None
         link = Link(self._loop, sock, key, self._on_frame, self._on_lost)
         link.owner = peer
@@ -164,17 +178,24 @@ class Dialer:
         assert isinstance(peer, Peer)
         if peer.link is not link:
             return
-        was_ready = peer.ready
+        was_ready, refusal = peer.ready, tls_failure(link.sock)
         self._drop(peer)
         if was_ready:
             self._hooks.on_lost(peer, PeerLost(f"{peer.name} is gone: {error}", peer=peer.name, reason="lost"))
+        elif refusal is not None:
+            reached = peer.addresses[peer.tried - 1]
+            message = f"{peer.name} cannot be reached at {reached}: {refusal}"
+            self._try_next(peer, TransferFailed(message, peer=peer.name, reason="tls"))
         elif type(error) is TransferFailed:
-            self._try_next(peer, self._failure(peer, str(error)))
+            plain = self._tls is None and not peer.addresses[peer.tried - 1].is_local
+            hint = "; does it expect TLS? set tls on all instances, or on none" if plain else ""
+            self._try_next(peer, self._failure(peer, f"{error}{hint}"))
         else:
             self._fail(peer, error)
 
     def _fail(self, peer: Peer, error: PoolweaveError) -> None:
         self.hang_up(peer)
+        peer.failed_dials += 1
         if "peer" in error.fields:
             error.__dict__["peer"] = peer.name
         self._hooks.on_failed(peer, error)

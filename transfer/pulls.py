@@ -14,11 +14,11 @@ from poolweave.transfer._native import Abort, Outcome
 from poolweave.transfer.link import Link
 from poolweave.transfer.messages import encode
 from poolweave.transfer.resharding import Route, Shard
-from poolweave.transfer.store import Placement
+from poolweave.transfer.store import Placement, ShortWay
 from poolweave.transfer.transport import Home, PullSlice, Source
 from poolweave.types import UInt64Array
 
-SLICE_BYTES = 64 << 20  # a longer pull reports its progress after each
+SLICE_BYTES = 256 << 20  # a longer pull reports its progress after each; at 64 MiB copies by two threads lost a tenth
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,7 @@ class Session:
     shard: Shard  # what the peer's memory holds of the model
     route: Route | None  # what of it is ours too; None: we have no use for its blocks
     num_parts: int  # peers whose shards make up one arrival here
+    short_way: ShortWay | None = None  # for its small offers
     jobs: dict[int, Job] = field(default_factory=dict)
     lost: bool = False
 
@@ -54,6 +55,7 @@ class Job:
     deadline: float
     abort: Abort
     placement: Placement | None = None
+    num_fresh: int = 0  # blocks that are pulled
     nbytes: int = 0
     calls: int = 0
     pull_s: float = 0.0
@@ -63,13 +65,15 @@ class Job:
         return self.session, self.offer.offer
 
     @property
-    def num_fresh(self) -> int:
-        """Blocks that are pulled."""
-        return len(self.placement.fresh) if self.placement is not None else 0
+    def num_handed(self) -> int:
+        """Of them, blocks that lie where the sender has them."""
+        return self.placement.handed if self.placement is not None else 0
 
 
 def pull(home: Home, job: Job) -> None:
     """Move the blocks that the placement lacks into place and check them; a long pull tells its progress.
+
+    Those that were handed over are there already: their lease is looked at, their checksums are not.
 
     Runs on any thread. Raises TransferFailed, PeerLost; then nothing of the placement is valid.
     """
@@ -77,10 +81,12 @@ def pull(home: Home, job: Job) -> None:
     placement, offer = job.placement, job.offer
     if placement is None or not len(placement.fresh):
         return
-    held, count = len(placement.held), len(placement.fresh)
+    held, count, handed = len(placement.held), len(placement.fresh), placement.handed
     hashes = np.empty(count, np.uint64) if offer.checksums else None
     step = max(1, SLICE_BYTES // home.memory.layout.block_bytes)
-    for first in range(0, count, step):
+    if handed:
+        require_lent(job.session, offer, job.abort)
+    for first in range(handed, count, step):
         end = min(count, first + step)
         target = home.memory.extents(placement.tiers[first:end], placement.slots[first:end])
         part = PullSlice(
@@ -96,14 +102,14 @@ def pull(home: Home, job: Job) -> None:
         if end < count:
             job.session.tell(messages.Progress(offer.offer, held + end, offer.num_blocks))
     if hashes is not None:
-        verify(job.session.peer, held, hashes, np.frombuffer(offer.checksums, np.uint64)[held:])
+        wanted = np.frombuffer(offer.checksums, np.uint64)[held + handed :]
+        verify(job.session.peer, held + handed, hashes[handed:], wanted)
     job.pull_s = time.perf_counter() - began
 
 
 def pull_slice(session: Session, part: PullSlice) -> None:
     """Move one slice. Raises TransferFailed, PeerLost; then nothing of it is valid."""
-    peer = session.peer
-    where = f"blocks {part.first} to {part.first + part.target.num_blocks - 1}"
+    peer, where = session.peer, f"blocks {part.first} to {part.first + part.target.num_blocks - 1}"
     try:
         outcome = Outcome.ABORTED if part.abort.is_set else session.source.pull(part)
     except PoolweaveError as error:
@@ -113,12 +119,24 @@ def pull_slice(session: Session, part: PullSlice) -> None:
             raise TransferFailed(
                 f"pulling {where} from {peer} failed: {error}", peer=peer, part=where, reason="pull"
             ) from error
-    if outcome == Outcome.DONE:
-        return
+    if outcome != Outcome.DONE:
+        raise _stopped(session, where, outcome)
+
+
+def require_lent(session: Session, offer: messages.Offer, abort: Abort) -> None:
+    """Of blocks that lie where the sender has them. Raises TransferFailed, PeerLost when they are not valid."""
+    if abort.is_set:
+        raise _stopped(session, "blocks that were handed over", Outcome.ABORTED)
+    if not session.source.lends(offer):
+        raise _stopped(session, "blocks that were handed over", Outcome.REVOKED)
+
+
+def _stopped(session: Session, where: str, outcome: Outcome) -> PoolweaveError:
+    peer = session.peer
     if session.lost:
-        raise PeerLost(f"{peer} was lost while {where} were pulled", peer=peer, part=where, reason="lost")
+        return PeerLost(f"{peer} was lost while {where} were pulled", peer=peer, part=where, reason="lost")
     reason = "its lease ended" if outcome == Outcome.REVOKED else "it was cancelled"
-    raise TransferFailed(f"pulling {where} from {peer} stopped: {reason}", peer=peer, part=where, reason="lease")
+    return TransferFailed(f"pulling {where} from {peer} stopped: {reason}", peer=peer, part=where, reason="lease")
 
 
 def verify(peer: str, first_block: int, got: UInt64Array, wanted: UInt64Array) -> None:

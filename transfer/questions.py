@@ -54,6 +54,8 @@ class QuestionBook:
             return self._open[number]
 
     def unsent(self, peer: Peer) -> list[Question]:
+        if not self._open:  # nearly always
+            return []
         with self._lock:
             return [question for question in self._open.values() if question.peer is peer and not question.sent]
 

@@ -27,12 +27,12 @@ class Memory:
     """Grids by tier. `keep` is whatever must stay alive while extents of it are used."""
 
     def __init__(self, grids: Mapping[int, Grid], keep: object = None) -> None:
-        self._tiers = Tiers(list(grids), list(grids.values()))
+        self.tiers = Tiers(list(grids), list(grids.values()))
         self._keep = keep
 
     def extents(self, tiers: TierArray, slots: Int32Array, windows: Sequence[Window] = ()) -> Extents:
         """The runs of these blocks. Raises TransferFailed for a place outside the memory."""
-        return self._tiers.extents(tiers, slots, windows) if windows else self._tiers.extents(tiers, slots)
+        return self.tiers.extents(tiers, slots, windows) if windows else self.tiers.extents(tiers, slots)
 
 
 def space_of(layout: KVLayout, region: Region) -> Space:
@@ -60,9 +60,14 @@ class OwnMemory(Memory):
 
     def __init__(self, layout: KVLayout, regions: Sequence[Region]) -> None:
         self.layout = layout
+        self.block_bytes = layout.block_bytes
         self.spaces = tuple(space_of(layout, region) for region in regions)
         self.bases = tuple(region.address for region in regions)
         self.fds = tuple(region.fd for region in regions)
+        self.joints = tuple(region.joint for region in regions)
+        self.host = next((r for r in regions if r.joint is not None and r.joint.guests is not None), None)
+        joint = self.host.joint if self.host is not None else None
+        self.arena = f"{joint.arena:016x}" if joint is not None else ""  # names the arena whose blocks we can host
         super().__init__(
             {
                 space.tier: grid_of(layout, space, region.address)

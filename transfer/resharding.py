@@ -126,7 +126,7 @@ class Route:
         """At the source and at the target."""
         return self.source.window(self.layers, self.heads), self.target.window(self.layers, self.heads)
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """Both ends hold just these layers and heads: blocks move as they are."""
         return all((end.layers, end.heads) == (self.layers, self.heads) for end in (self.source, self.target))

@@ -6,8 +6,6 @@ Source: MemServe §4.4.
 
 from __future__ import annotations
 
-import functools
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,20 +21,23 @@ from poolweave.transfer import messages
 from poolweave.transfer.addresses import Address
 from poolweave.transfer.checksums import ChecksumCache
 from poolweave.transfer.growing import Grower
+from poolweave.transfer.launcher import Launcher
 from poolweave.transfer.link import Link
 from poolweave.transfer.loop import Loop
 from poolweave.transfer.messages import ANSWERS, decode, encode, revive
 from poolweave.transfer.offers import OfferBook, OpenOffer
-from poolweave.transfer.peers import Dialer, DialHooks, Peer
+from poolweave.transfer.peers import Dialer, DialHooks, Peer, Presence
 from poolweave.transfer.questions import QuestionBook, check_reservation
 from poolweave.transfer.sender_settings import SenderSettings
 from poolweave.transfer.shipment import Reservation, Shipment, Transfer
 from poolweave.transfer.stats import SenderStats
-from poolweave.transfer.store import BlockStore, Loan
+from poolweave.transfer.store import BlockStore
 from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier
 
-_FRESH = 0.99  # share of its lease that an offer sent at once has left
+_ASSIST_S = 5e-3  # a waiting thread reads answers itself for so long, and hears of an end that came otherwise so late
+
+Launched = tuple[OpenOffer, "PoolweaveError | None"]  # with what it failed with
 
 
 class Sender:
@@ -50,13 +51,14 @@ class Sender:
         self._loop = loop
         self._transports = transports
         self._settings = settings
-        self._checksums = ChecksumCache(home.memory, home.limits.copy_threads)
-        self._grower = Grower(home, store, self._checksums if settings.checksums else None, self._tell_ready)
+        checksums = ChecksumCache(home.memory, home.limits.copy_threads) if settings.checksums else None
+        self._grower = Grower(home, store, checksums, self._tell_ready)
         hooks = DialHooks(self._hello, self._on_ready, self._on_frame, self._on_failed, self._on_lost)
         self._dialer = Dialer(loop, home.limits, home.shard, hooks)
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
         self._book = OfferBook(settings.max_in_flight_bytes)
+        self._launcher = Launcher(home, transports, settings, checksums, self._grower)
         self._questions = QuestionBook()
         self._closed = False
         self._counts = dict.fromkeys(("done", "failed", "expired", "cancelled", "bytes"), 0)
@@ -79,6 +81,15 @@ class Sender:
         if known is not None:
             self._forget(known, TransferFailed(f"{name} was disconnected", peer=name, reason="disconnect"))
 
+    def presence(self, name: str) -> Presence:
+        """Dials when there is no connection; ask again then. Raises UnknownPeer."""
+        peer = self._peer(name)
+        with self._lock:
+            seen = Presence(peer.epoch if peer.ready else 0, peer.failed_dials)
+        if not seen.epoch:
+            self._pump(peer)
+        return seen
+
     def offer(self, name: str, shipment: Shipment, priority: int) -> Transfer:
         """Lend the blocks and offer them. Raises what lend() raises, UnknownPeer, DuplicateTransfer, StaleEpoch."""
         peer = self._peer(name)
@@ -86,16 +97,36 @@ class Sender:
             check_reservation(peer, shipment.dst, len(shipment.blocks))
         loan = self._store.lend(shipment.blocks, unsealed=shipment.growing)
         try:
-            offer = self._prepare(peer, shipment, loan, priority)
+            with self._lock:
+                at_once = self._book.has_room(peer.name, len(loan.blocks) * self._home.memory.block_bytes)
+            offer = self._launcher.prepare(peer, shipment, loan, priority, at_once=at_once)
+            offer.transfer._carried = self, offer
             with self._lock:
                 self._require_known(peer)
                 self._book.add(offer)
+                launched = self._send_waiting(peer)
         except BaseException:
             self._store.give_back(loan)
             raise
         self._loop.wake_by(offer.deadline)
-        self._pump(peer)
+        self._follow_up(peer, launched)
         return offer.transfer
+
+    def cancel(self, offer: OpenOffer) -> bool:
+        """End it as if it failed. False when it had ended before."""
+        error = TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
+        return self._finish(offer, error)
+
+    def ready(self, offer: OpenOffer, layers: int | None, num_blocks: int | None) -> None:
+        """More of a growing offer is sealed. Raises ConfigError, NotSealed."""
+        self._grower.ready(offer, layers, num_blocks)
+
+    def wait(self, offer: OpenOffer, longest_s: float) -> bool:
+        """Wait for word of its peer on the calling thread. False when that is the loop's again."""
+        peer = offer.route
+        if longest_s <= 0 or not isinstance(peer, Peer):
+            return False
+        return peer.assist(min(self._settings.spin_s, longest_s), min(_ASSIST_S, longest_s), offer.transfer.done)
 
     def reserve(self, name: str, num_blocks: int, tier: Tier, timeout: float) -> Reservation:
         """Ask `name` to set blocks aside. Raises OutOfBlocks as the peer did, TransferTimeout, and what ask() does."""
@@ -161,57 +192,29 @@ class Sender:
 
     # --- offers ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, peer: Peer, shipment: Shipment, loan: Loan, priority: int) -> OpenOffer:
-        lease_s = shipment.lease_s if shipment.lease_s is not None else self._settings.lease_s
-        checksums = b""
-        if self._settings.checksums and len(loan.blocks) and not shipment.growing:
-            num_whole = shipment.num_tokens // self._home.memory.layout.block_tokens
-            checksums = self._checksums.of_loan(loan, num_whole).tobytes()
-        offer = OpenOffer(
-            peer=peer.name,
-            shipment=shipment,
-            loan=loan,
-            nbytes=len(loan.blocks) * self._home.memory.layout.block_bytes,
-            priority=priority,
-            lease_s=lease_s,
-            deadline=time.monotonic() + lease_s,
-            transfer=Transfer(peer.name, shipment.tag, len(loan.blocks)),
-            checksums=checksums,
-            nonce=secrets.randbits(63),
-            route=peer,
-            growth=self._grower.begin(len(loan.blocks)) if shipment.growing else None,
-        )
-        offer.transfer._on_cancel = functools.partial(self._cancel, offer)
-        offer.transfer._on_ready = functools.partial(self._grower.ready, offer)
-        offer.transfer._on_wait = functools.partial(peer.assist, self._settings.spin_s)
-        return offer
-
     def _pump(self, peer: Peer) -> None:
         """Send what may go now; dial when there is no connection."""
-        launched: list[tuple[OpenOffer, PoolweaveError | None]] = []
         with self._lock:
             if self._peers.get(peer.name) is not peer:
                 return  # disconnected meanwhile: what was on its way has failed, and nobody would close a new link
-            if peer.ready:
-                for question in self._questions.unsent(peer):
-                    question.sent = self._tell(peer, question.message)
-                launched = self._launch_all(peer)
-            else:
-                self._loop.call_soon(lambda: self._dialer.dial(peer))
-        for offer, error in launched:
-            if error is not None:
-                self._finish(offer, error)
-            elif peer.route is None:  # other ranks send all that it needs
-                self._finish(offer, messages.Confirm(offer.number, 0, 0, 0))
-            else:
-                self._grower.tell(offer)
+            launched = self._send_waiting(peer)
+        self._follow_up(peer, launched)
 
-    def _launch_all(self, peer: Peer) -> list[tuple[OpenOffer, PoolweaveError | None]]:
-        """Launch what may go now; what failed, with its error. Under the lock."""
-        done: list[tuple[OpenOffer, PoolweaveError | None]] = []
+    def _send_waiting(self, peer: Peer) -> list[Launched]:
+        """Send what may go now; dial when there is no connection. Under the lock; then _follow_up() without it."""
+        done: list[Launched] = []
+        if not peer.ready:
+            self._loop.call_soon(lambda: self._dialer.dial(peer))
+            return done
+        for question in self._questions.unsent(peer):
+            question.sent = self._tell(peer, question.message)
         while (offer := self._book.admit(peer.name)) is not None:
+            now = time.monotonic()
+            if self._launcher.has_waited(offer, now):
+                self._book.extend(offer, now + offer.lease_s)
             try:
-                if not self._launch(peer, offer):
+                if not self._launcher.launch(peer, offer):
+                    self._book.recall(offer)
                     break
                 done.append((offer, None))
             except PoolweaveError as problem:
@@ -220,32 +223,15 @@ class Sender:
                 done.append((offer, TransferFailed(f"internal error: {problem!r}", reason="internal")))
         return done
 
-    def _launch(self, peer: Peer, offer: OpenOffer) -> bool:
-        """False when the connection turned out to be gone: the offer waits for the next one."""
-        link = peer.link  # the loop's thread may take it away meanwhile
-        offer.scheme = peer.scheme
-        if peer.route is None:
-            return True
-        if offer.growth is None and not peer.route.is_whole:
-            offer.growth, offer.checksums = self._grower.begin_whole(len(offer.loan.blocks)), b""
-        now = time.monotonic()
-        if offer.deadline - now < _FRESH * offer.lease_s:  # it waited: its lease begins now
-            self._book.extend(offer, now + offer.lease_s)
-        self._home.leases.open(offer.number)
-        transport = self._transports[peer.scheme]
-        transport.publish(offer)
-        try:
-            if link is None:
-                raise TransferFailed(f"the connection to {peer.name} is gone", peer=peer.name, reason="lost")
-            link.send(encode(offer.message()))
-        except TransferFailed as error:
-            if error.reason not in ("closed", "lost"):
-                raise
-            self._home.leases.clear(offer.number)
-            transport.revoke(offer)
-            self._book.recall(offer)
-            return False
-        return True
+    def _follow_up(self, peer: Peer, launched: list[Launched]) -> None:
+        """End what could not be launched, or needs nothing to be sent; tell what of a growing offer is ready."""
+        for offer, error in launched:
+            if error is not None:
+                self._finish(offer, error)
+            elif peer.route is None:  # other ranks send all that it needs
+                self._finish(offer, messages.Confirm(offer.number, 0, 0, 0))
+            elif offer.growth is not None:
+                self._grower.tell(offer)
 
     def _finish(self, offer: OpenOffer, end: PoolweaveError | messages.Confirm) -> bool:
         """Take the offer back and tell its Transfer. False when it had ended before."""
@@ -282,10 +268,6 @@ class Sender:
         reason = getattr(end, "reason", None)
         if reason in ("lease", "cancelled"):
             self._counts["expired" if reason == "lease" else "cancelled"] += 1
-
-    def _cancel(self, offer: OpenOffer) -> bool:
-        error = TransferFailed(f"transfer to {offer.peer} cancelled", peer=offer.peer, reason="cancelled")
-        return self._finish(offer, error)
 
     def _abandon(self, peer: Peer, error: PoolweaveError, *, only_sent: bool = False) -> None:
         with self._lock:

@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import copy
 import logging
+import math
 import operator
 import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+import msgspec
 import numpy as np
 
 from poolweave.errors import ConfigError, PoolweaveError, TransferTimeout
 from poolweave.holding import Holding
 from poolweave.transfer.messages import MAX_BLOCKS, MAX_TAG, Confirm
-from poolweave.types import Int32Array, Tier, UInt64Array
+from poolweave.types import Int32Array, Tier, UInt64Array, require_timeout
 
 _log = logging.getLogger(__name__)
 
@@ -33,15 +35,22 @@ class Reservation:
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
+def require_bytes(value: Any, name: str) -> None:
+    """Raises TypeError, so that a str that equals no tag is not waited for."""
+    if not isinstance(value, bytes):
+        raise TypeError(f"{name} is bytes, got {type(value).__name__}: {value!r}")
+
+
+class Shipment(msgspec.Struct, kw_only=True, eq=False):
     """Sealed blocks to send, in token order, the last one perhaps partly filled.
 
     With `growing` they may still be computed: Transfer.ready() tells what is sealed, and that is pulled at once.
     `tag` is what the receiver asks for; b"" means that nobody will (useful with `insert`). `tokens` lets the receiver
-    leave out what it has. `on_demand` are the tiers the receiver may allocate in, None with `dst`. `private`: the
-    copy is the receiver's alone. The arrays are copied, so the caller may use its own again at once. Raises TypeError
-    for a tag or identity that is not bytes, ConfigError for numbers that do not fit each other.
+    leave out what it has. `tenant`: the digest of whose quota pays there; b"" where that is not known. `on_demand` are
+    the tiers the receiver may allocate in, None with `dst`. `private`: the copy is the receiver's alone. The arrays
+    are copied, so the caller may use its own again at once. Raises TypeError for a tag, identity or tenant that is not
+    bytes, ConfigError for numbers that do not fit each other. A value, though not frozen: that would double the cost of
+    making one, which each offer pays.
     """
 
     blocks: UInt64Array
@@ -49,6 +58,7 @@ class Shipment:
     tag: bytes = b""
     tokens: Int32Array | None = None
     identity: bytes = bytes(16)
+    tenant: bytes = b""
     insert: bool = False
     private: bool = False
     on_demand: Tier | None = Tier.HBM
@@ -61,35 +71,39 @@ class Shipment:
         count = len(self.blocks)
         if count > MAX_BLOCKS:
             raise ConfigError(f"{count} blocks in one transfer, at most {MAX_BLOCKS}", setting="blocks", value=count)
+        if not 0 <= self.num_tokens < 2**31:
+            raise ConfigError(f"{self.num_tokens} tokens", setting="num_tokens", value=self.num_tokens, limit=2**31 - 1)
         if len(self.tag) > MAX_TAG:
             raise ConfigError(f"a tag has at most {MAX_TAG} bytes, got {len(self.tag)}", setting="tag")
-        if len(self.identity) != 16:
-            raise ConfigError(f"an identity digest has 16 bytes, got {len(self.identity)}", setting="identity")
+        if len(self.identity) != 16 or len(self.tenant) not in (0, 16):
+            raise ConfigError(
+                f"an identity digest has 16 bytes and a tenant's 16 or none, got {len(self.identity)} and "
+                f"{len(self.tenant)}",
+                setting="identity",
+            )
         if self.tokens is not None and len(self.tokens) != self.num_tokens:
             raise ConfigError(f"{len(self.tokens)} tokens where num_tokens is {self.num_tokens}", setting="tokens")
         if self.insert and self.tokens is None:
             raise ConfigError("insert needs the tokens to index by", setting="tokens")
         if (self.dst is None) == (self.on_demand is None):
             raise ConfigError("give either on_demand tiers or dst, not both or neither", setting="on_demand")
-        if self.on_demand is not None and not self.on_demand:
+        if self.on_demand is not None and self.on_demand._value_ == 0:
             raise ConfigError("on_demand names no tier; use Tier.HBM, Tier.DRAM or both", setting="on_demand", value=0)
         if self.lease_s is not None and not 0 < self.lease_s < 1e6:
             raise ConfigError(f"a lease of {self.lease_s} s is no lease", setting="lease_s", value=self.lease_s)
 
     def _own(self) -> None:
         """Make the fields what crosses the wire, shared with nobody: an offer may wait after offer() returned."""
-        for name in ("tag", "identity"):
-            value = getattr(self, name)
-            if not isinstance(value, bytes):
-                raise TypeError(f"{name} is bytes, got {type(value).__name__}: {value!r}")
-        object.__setattr__(self, "blocks", np.array(self.blocks, np.uint64))
-        object.__setattr__(self, "num_tokens", operator.index(self.num_tokens))
+        require_bytes(self.tag, "tag")
+        require_bytes(self.identity, "identity")
+        require_bytes(self.tenant, "tenant")
+        self.blocks = np.array(self.blocks, np.uint64)
+        self.num_tokens = operator.index(self.num_tokens)
         if self.tokens is not None:
-            object.__setattr__(self, "tokens", np.array(self.tokens, np.int32))
+            self.tokens = np.array(self.tokens, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class TransferReport:
+class TransferReport(msgspec.Struct, frozen=True):
     """How a transfer went: of `num_blocks`, `pulled_blocks` moved in `calls` copies or requests, the rest was there.
 
     `early_nbytes` of a growing one were there before its last stretch was ready. `pull_s` is what the receiver spent on
@@ -106,6 +120,18 @@ class TransferReport:
     steps: int = 1
 
 
+class Carrier(Protocol):
+    """Who carries an offer, as its Transfer calls it: with the carrier's own record of it."""
+
+    def cancel(self, offer: Any) -> bool: ...
+
+    def ready(self, offer: Any, layers: int | None, num_blocks: int | None) -> None: ...
+
+    def wait(self, offer: Any, longest_s: float) -> bool:
+        """Wait for word of its peer on the calling thread. False when that is the engine's again."""
+        ...
+
+
 class Transfer:
     """An offer under way. Thread-safe; also awaitable. The blocks stay lent until it is done."""
 
@@ -113,9 +139,7 @@ class Transfer:
         self.peer = peer
         self.tag = tag
         self.num_blocks = num_blocks
-        self._on_cancel: Callable[[], bool] = lambda: False
-        self._on_ready: Callable[[int | None, int | None], None] = lambda layers, blocks: None
-        self._on_wait: Callable[[], None] = lambda: None
+        self._carried: tuple[Carrier, Any] | None = None  # until it is done: the offer's record leads back here
         self._started = time.perf_counter()
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -131,9 +155,14 @@ class Transfer:
 
         A timeout here leaves the transfer going: cancel() ends it.
         """
-        if not self._done:
-            self._on_wait()
-        if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+        require_timeout(timeout)
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while (carried := self._carried) is not None:
+            if not carried[0].wait(carried[1], until - time.monotonic()):
+                break
+            # what came was another's, or a word of progress
+        left = until - time.monotonic()
+        if not self._gate.acquire(timeout=-1 if left == math.inf else max(0.0, left)):
             raise TransferTimeout(
                 f"transfer of {self.num_blocks} blocks to {self.peer} not done in {timeout} s; wait longer or cancel",
                 peer=self.peer,
@@ -157,7 +186,8 @@ class Transfer:
 
         The receiver drops what it has; if it had claimed the arrival by then, its copy stays valid.
         """
-        return self._on_cancel()
+        carried = self._carried
+        return carried is not None and carried[0].cancel(carried[1])
 
     def ready(self, layers: int | None = None, num_blocks: int | None = None) -> None:
         """Of a growing transfer: the first `layers` layers of the first `num_blocks` blocks are sealed (None: all).
@@ -165,8 +195,9 @@ class Transfer:
         The receiver pulls them at once. May be said again with more, layer by layer, block by block; the transfer ends
         when all is ready and there. Does not wait. Nothing happens once it is done. Raises ConfigError, NotSealed.
         """
-        if not self._done:
-            self._on_ready(layers, num_blocks)
+        carried = self._carried
+        if carried is not None:
+            carried[0].ready(carried[1], layers, num_blocks)
 
     @property
     def progress(self) -> float:
@@ -217,7 +248,7 @@ class Transfer:
         with self._mutex:
             if self._done:
                 return
-            self._report, self._error, self._done = report, error, True
+            self._report, self._error, self._done, self._carried = report, error, True, None
             if report is not None:
                 self._progress = 1.0
             callbacks, self._callbacks = self._callbacks, []

@@ -22,7 +22,7 @@ class SenderStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverStats:
-    """Counts since the start, and what is open now."""
+    """Counts since the start, and what is open now. `handed`: blocks that came without a copy, `bytes` those copied."""
 
     sessions: int
     pulling: int
@@ -32,6 +32,7 @@ class ReceiverStats:
     failed: int
     expired: int
     bytes: int
+    handed: int
 
 
 @dataclass(frozen=True, slots=True)

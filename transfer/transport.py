@@ -14,6 +14,8 @@ from poolweave.transfer.messages import Hello, Offer
 from poolweave.transfer.offers import OpenOffer
 from poolweave.transfer.regions import OwnMemory
 from poolweave.transfer.resharding import Shard
+from poolweave.transfer.store import MappedPeer
+from poolweave.transfer.tls import Tls
 from poolweave.types import UInt64Array
 
 
@@ -26,6 +28,8 @@ class Limits:
     copy_threads: int
     connections: int
     secret: bytes | None
+    hand_over: str = "auto"
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,9 @@ class PullSlice:
     windows: Sequence[Window] = ()
 
 
+Lent = Callable[[int, int], UInt64Array]  # see Incoming.lent
+
+
 class Source(Protocol):
     """A peer's memory as the receiver can read it; one for each connection. Thread-safe."""
 
@@ -69,6 +76,11 @@ class Source(Protocol):
         """True when a pull never waits for the peer, so that a small one may run on the engine's own thread."""
         ...
 
+    @property
+    def mapped(self) -> MappedPeer | None:
+        """The peer's memory where it can be read at any time while its lease words stand; None where it cannot."""
+        return None
+
     def pull(self, slice_: PullSlice) -> Outcome:
         """Move the bytes. REVOKED when the lease ended before the last byte was read: then none of it is valid.
 
@@ -76,13 +88,23 @@ class Source(Protocol):
         """
         ...
 
+    def lend(self, offer: Offer) -> Lent | None:
+        """How blocks of the offer can be had without a copy; None where they cannot."""
+        return None
+
+    def lends(self, offer: Offer) -> bool:
+        """Whether its lease stands, asked after blocks were had by lend(): then they stay valid."""
+        return False
+
     def close(self) -> None:
         """Let go of the peer's memory or connections. Pulls under way end by their abort. Idempotent."""
         ...
 
 
 class Transport(Protocol):
-    """One way to move bytes, for one engine."""
+    """One way to move bytes, for one engine. `in_place`: what it brings stays where it is, and needs no checksums."""
+
+    in_place: bool
 
     def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
         """What a peer needs to reach our data plane: the text of Hello.data_address, and descriptors to send along."""

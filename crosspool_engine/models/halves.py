@@ -7,11 +7,11 @@ from typing import Any
 
 from poolweave.crosspool_engine._native import AttentionStack, AttentionWorker, Board, FfnStack, FfnWorker, KvView
 from poolweave.crosspool_engine.ffn_placement import FfnPart
+from poolweave.crosspool_engine.head_shard import HeadShard
 from poolweave.crosspool_engine.kv_layout import kv_layout
-from poolweave.crosspool_engine.model_shape import ModelShape
 from poolweave.crosspool_engine.models.attention_side import build_attention_stack
+from poolweave.crosspool_engine.models.checkpoint import Checkpoint
 from poolweave.crosspool_engine.models.ffn_side import build_ffn_stack
-from poolweave.crosspool_engine.models.split import load_attention, load_ffn
 from poolweave.crosspool_engine.worker_messages import Activate, Locate, Pages, WorkerSpec
 from poolweave.errors import ConfigError
 from poolweave.mempool import Arena
@@ -35,11 +35,10 @@ class AttentionHalf:
         self._served: dict[int, _ServedAttention] = {}
 
     def activate(self, order: Activate) -> None:
-        model = load_attention(order.path, dtype=order.dtype)
-        stack = build_attention_stack(model, kernels=self._spec.kernels)
-        layout = kv_layout(
-            ModelShape.from_directory(order.path), block_tokens=self._spec.block_tokens, dtype=order.dtype
-        )
+        checkpoint = Checkpoint(order.path, order.dtype)
+        shard = HeadShard(order.share, order.width)
+        stack = build_attention_stack(checkpoint, shard, kernels=self._spec.kernels)
+        layout = kv_layout(checkpoint.shape, block_tokens=self._spec.block_tokens, dtype=order.dtype, shard=shard)
         span = self._arena.reserve(order.max_blocks * layout.block_bytes)
         kv = KvView(layout.view(span.buffer(), order.max_blocks))
         self._worker.activate(order.index, stack, kv)
@@ -78,12 +77,8 @@ class FfnHalf:
         self._served: dict[int, FfnStack] = {}
 
     def activate(self, order: Activate) -> None:
-        from transformers import AutoConfig
-
-        mlps = load_ffn(order.path, dtype=order.dtype, layers=order.layers)
-        config = AutoConfig.from_pretrained(order.path, local_files_only=True)
         part = FfnPart(order.layers, order.experts, order.unrouted)
-        stack = build_ffn_stack(mlps, config, part, kernels=self._spec.kernels)
+        stack = build_ffn_stack(Checkpoint(order.path, order.dtype), part, kernels=self._spec.kernels)
         here = {layer: place for place, layer in enumerate(order.layers)}
         self._worker.activate(order.index, stack, [here.get(layer, -1) for layer in range(order.num_layers)])
         self._served[order.index] = stack

@@ -9,13 +9,19 @@ import torch
 
 VOCAB = 2048
 
+NAMES = ("qwen3", "deepseek", "glm")
 
-def save_random_models(folder: Path, *, hidden: int, layers: int, dtype: str = "float32") -> dict[str, str]:
+
+def save_random_models(
+    folder: Path, *, hidden: int, layers: int, dtype: str = "float32", only: tuple[str, ...] = NAMES
+) -> dict[str, str]:
     """Directories by name: a Qwen3-MoE, a DeepSeek-V2 and a GLM-4.7-Flash, `hidden` wide. The same ones each time."""
     import transformers
 
     paths = {}
     for seed, (name, config) in enumerate(_configs(hidden, layers).items()):
+        if name not in only:
+            continue
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
         with torch.no_grad():

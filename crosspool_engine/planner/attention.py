@@ -15,13 +15,21 @@ from poolweave.errors import PlanInfeasible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeed:
-    """One model's claim on the KV side, in bytes; `own_bytes` is its own percentile of KV."""
+    """One model's claim on the KV side, in bytes; `own_bytes` is its own percentile of KV.
+
+    Of `resident_bytes`, `ends_bytes` (embedding and head) lie on a replica's first rank, the rest is shared by all.
+    """
 
     name: str
     kv_shards: int
     resident_bytes: int
     own_bytes: int
     largest_request_bytes: int
+    ends_bytes: int = 0
+
+    def weights_bytes(self, place: int, width: int) -> float:
+        """On the rank at `place` of a replica `width` wide."""
+        return (self.resident_bytes - self.ends_bytes) / width + (self.ends_bytes if place == 0 else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +68,11 @@ def lay_out_attention(
         width = _width(need.kv_shards, ranks)
         share = total_bytes * need.own_bytes / whole
         replicas = _replicas(need, width, share, room, ranks)
-        for rank in (rank for replica in replicas for rank in replica):
-            weights[rank] += need.resident_bytes / width
+        for place, rank in ((place, rank) for replica in replicas for place, rank in enumerate(replica)):
+            own = need.weights_bytes(place, width)
+            weights[rank] += own
             used[rank] += share / (width * len(replicas))
-            room[rank] -= need.resident_bytes / width + share / (width * len(replicas))
+            room[rank] -= own + share / (width * len(replicas))
         places[need.name] = AttentionPlace(replicas=replicas, pool_share=width / ranks)
     for need in needs:
         replica = places[need.name].replicas[0]
@@ -89,8 +98,9 @@ def _replicas(
     groups.sort(key=lambda group: (-min(room[rank] for rank in group), group))
     for count in range(1, len(groups) + 1):
         chosen = groups[:count]
-        each = need.resident_bytes / width + share / (width * count)
-        if all(room[rank] >= each for group in chosen for rank in group):
+        kv = share / (width * count)
+        places = [(place, rank) for group in chosen for place, rank in enumerate(group)]
+        if all(room[rank] >= need.weights_bytes(place, width) + kv for place, rank in places):
             return tuple(sorted(chosen))
     return tuple(sorted(groups))
 
@@ -107,7 +117,8 @@ def _check_ranks(left: Sequence[int], demand: Sequence[int]) -> None:
 
 def _check_requests(needs: Sequence[AttentionNeed], places: dict[str, AttentionPlace], left: Sequence[int]) -> None:
     for need in needs:
-        reach = sum(max(left[rank], 0) for rank in places[need.name].replicas[0])
+        replica = places[need.name].replicas[0]
+        reach = len(replica) * max(min(left[rank] for rank in replica), 0)  # each holds an equal part of a request
         if need.largest_request_bytes > reach:
             raise PlanInfeasible(
                 f"the largest request of {need.name} needs {need.largest_request_bytes:,} bytes of KV, its ranks reach "

@@ -126,6 +126,7 @@ def _attention(request: PlanRequest, demand: DemandEstimate, kv_ranks: int) -> A
             resident_bytes=workload.shape.resident_params * request.dtype_bytes,
             own_bytes=math.ceil(own),
             largest_request_bytes=_largest_request(request, workload),
+            ends_bytes=(workload.shape.embedding_params + workload.shape.hidden) * request.dtype_bytes,
         )
         for workload, own in zip(request.workloads, demand.model_bytes, strict=True)
     ]

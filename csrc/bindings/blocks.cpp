@@ -65,10 +65,20 @@ void register_mirrors(nb::class_<BlockTable>& cls) {
         .def("drop_mirrors", &BlockTable::drop_mirrors, "count"_a, "from_slot"_a = 0, "tenant"_a = 0);
 }
 
+void register_guests(nb::class_<BlockTable>& cls) {
+    cls.attr("GUESTS") = nb::int_(kGuests);
+    cls.def("set_guests", &BlockTable::set_guests, "base"_a, "count"_a, "Guests may lie at slots [base, base + count).")
+        .def("adopt", [](BlockTable& table, In<std::int32_t> slots, Out<std::uint64_t> handles, Out<std::uint8_t> fresh) {
+            return table.adopt(in(slots), out(handles, slots.size()), out(fresh, slots.size()));
+        }, "slots"_a, "out"_a, "fresh"_a, "Blocks where guests were taken, one reference each. -> how many, from the first on.")
+        .def("take_departed", [](BlockTable& table) { return table.take_departed(); }, "Slots that guests have left since the last call.")
+        .def_prop_ro("has_departed", &BlockTable::has_departed);
+}
+
 void register_tenants(nb::class_<BlockTable>& cls) {
     cls.def("set_tenants", &BlockTable::set_tenants, "count"_a)
         .def("set_quota", [](BlockTable& table, TenantId tenant, std::uint64_t hbm, std::uint64_t dram, std::uint64_t blocks) {
-            table.set_quota(tenant, {hbm, dram}, blocks);
+            table.set_quota(tenant, {hbm, dram, TenantCounts::kNoLimit}, blocks);
         }, "tenant"_a, "hbm"_a, "dram"_a, "blocks"_a, "Limits in slots; 2**64 - 1 is none.")
         .def("tenant", &BlockTable::tenant, "tenant"_a)
         .def("alloc_room", &BlockTable::alloc_room, "mask"_a, "tenant"_a = 0, "How many blocks alloc() could give now.")
@@ -153,13 +163,19 @@ void register_blocks(nb::module_& m) {
         .def("check_insertable", &on_handles<&Table::check_insertable>, "handles"_a)
         .def("index", &on_handles<&Table::index>, "handles"_a)
         .def("unindex", &on_handles<&Table::unindex>, "handles"_a)
-        .def("lend", [](Table& table, U64 handles, Out<std::uint8_t> tiers, Out<std::int32_t> slots, bool unsealed) {
-            table.lend(in(handles), {out(tiers, handles.size()), out(slots, handles.size())}, unsealed);
-        }, "handles"_a, "tiers"_a, "slots"_a, "unsealed"_a = false)
-        .def("give_back", [](Table& table, U64 handles, In<std::uint8_t> tiers, In<std::int32_t> slots) {
+        .def("lend", [](Table& table, U64 handles, Out<std::uint8_t> tiers, Out<std::int32_t> slots, bool unsealed, std::uint8_t base) {
+            const std::span<std::uint8_t> names = out(tiers, handles.size());
+            table.lend(in(handles), {names, out(slots, handles.size())}, unsealed);
+            for (std::uint8_t& name : names) name = static_cast<std::uint8_t>(name + base);
+        }, "handles"_a, "tiers"_a, "slots"_a, "unsealed"_a = false, "base"_a = 0,
+             "Tiers are given by their numbers plus `base`: numpy takes ten times as long to add that.")
+        .def("give_back", [](Table& table, U64 handles, In<std::uint8_t> tiers, In<std::int32_t> slots, std::uint8_t base) {
             if (tiers.size() != handles.size() || slots.size() != handles.size()) throw Error(Code::kConfig, "a loan's arrays differ in length");
-            return table.give_back(in(handles), in(tiers), in(slots));
-        }, "handles"_a, "tiers"_a, "slots"_a)
+            if (base == 0) return table.give_back(in(handles), in(tiers), in(slots));
+            std::vector<std::uint8_t> numbers(tiers.data(), tiers.data() + tiers.size());
+            for (std::uint8_t& number : numbers) number = static_cast<std::uint8_t>(number - base);
+            return table.give_back(in(handles), numbers, in(slots));
+        }, "handles"_a, "tiers"_a, "slots"_a, "base"_a = 0)
         .def("locate", [](const Table& table, U64 handles, Out<std::uint8_t> tiers, Out<std::int32_t> slots) {
             table.locate(in(handles), {out(tiers, handles.size()), out(slots, handles.size())});
         }, "handles"_a, "tiers"_a, "slots"_a)
@@ -194,6 +210,7 @@ void register_blocks(nb::module_& m) {
         .def("check", &Table::check, nb::call_guard<nb::gil_scoped_release>());
 
     register_tenants(cls);
+    register_guests(cls);
     register_mirrors(cls);
 
     nb::class_<TierGeometry>(m, "TierGeometry", "Where the planes of a tier's blocks lie.")
@@ -206,6 +223,12 @@ void register_blocks(nb::module_& m) {
         const nb::gil_scoped_release release;
         swap_blocks(from, to, in(from_slots), in(to_slots), num_planes, plane_bytes, threads);
     }, "source"_a, "target"_a, "from_slots"_a, "to_slots"_a, "num_planes"_a, "plane_bytes"_a, "threads"_a);
+    m.def("swap_planes", [](const std::vector<TierGeometry>& from, const std::vector<TierGeometry>& to, In<std::int32_t> from_slots,
+                            In<std::int32_t> to_slots, std::uint64_t plane_bytes, unsigned threads) {
+        if (from_slots.size() != to_slots.size() || from.size() != to.size()) throw Error(Code::kConfig, "a move's arrays differ in length");
+        const nb::gil_scoped_release release;
+        swap_planes(from, to, in(from_slots), in(to_slots), plane_bytes, threads);
+    }, "sources"_a, "targets"_a, "from_slots"_a, "to_slots"_a, "plane_bytes"_a, "threads"_a);
 }
 
 }  // namespace poolweave::bindings

@@ -108,22 +108,25 @@ void register_channel(nb::module_& m) {
              "The next whole payload of what was taken in, or None. Raises ProtocolError; then close the connection.")
         .def_prop_ro("buffered", &Channel::buffered)
         .def("take_descriptors", &Channel::take_descriptors)
-        .def("watch", [](const Channel& self, double seconds) {
+        .def("watch", [](Channel& self, double look_s, double sleep_s) {
             const nb::gil_scoped_release nogil;
-            return self.watch(nanoseconds(seconds));
-        }, "seconds"_a, "True when there is something to read; watches that long without sleeping.");
-    m.def("wait_ready", [](int epoll, double spin_s, double timeout_s) {
-        std::array<Ready, 64> ready;
-        std::size_t n;
-        {
-            const nb::gil_scoped_release nogil;
-            n = wait_ready(epoll, nanoseconds(spin_s), nanoseconds(timeout_s), ready);
-        }
-        nb::list out;
-        for (std::size_t i = 0; i < n; ++i) out.append(nb::make_tuple(ready[i].fd, ready[i].events));
-        return out;
-    }, "epoll"_a, "spin_s"_a, "timeout_s"_a, nb::sig("def wait_ready(epoll: int, spin_s: float, timeout_s: float) -> list[tuple[int, int]]"),
-       "(descriptor, events) of what is ready: looks for `spin_s` without sleeping, then sleeps up to `timeout_s`.");
+            return self.watch(nanoseconds(look_s), nanoseconds(sleep_s));
+        }, "look_s"_a, "sleep_s"_a,
+           "True when there may be something to read: looks for `look_s` where that pays, then sleeps up to `sleep_s`.");
+    nb::class_<Poller>(m, "Poller", "Waits on an epoll descriptor, which it borrows. For one thread.")
+        .def(nb::init<int>(), "epoll"_a)
+        .def("wait", [](Poller& self, double look_s, double timeout_s) {
+            std::array<Ready, 64> ready;
+            std::size_t n;
+            {
+                const nb::gil_scoped_release nogil;
+                n = self.wait(nanoseconds(look_s), nanoseconds(timeout_s), ready);
+            }
+            nb::list out;
+            for (std::size_t i = 0; i < n; ++i) out.append(nb::make_tuple(ready[i].fd, ready[i].events));
+            return out;
+        }, "look_s"_a, "timeout_s"_a, nb::sig("def wait(self, look_s: float, timeout_s: float) -> list[tuple[int, int]]"),
+           "(descriptor, events) of what is ready: looks for `look_s` where that pays, then sleeps up to `timeout_s`.");
 }
 
 }  // namespace poolweave::bindings

@@ -13,6 +13,11 @@ using namespace nb::literals;
 namespace poolweave::bindings {
 
 void register_decode(nb::module_& m) {
+    nb::class_<PackedWeight>(m, "PackedWeight", "A matrix in its WeightStore.");
+    nb::class_<Store>(m, "WeightStore", "Weights packed one by one, in the order in which decoding streams them.")
+        .def(nb::init<>())
+        .def("pack", &Store::pack, "array"_a, nb::sig("def pack(self, array: numpy.typing.NDArray[typing.Any]) -> PackedWeight"),
+             "A copy, which lives as long as what is built of it.");
     nb::class_<Ffn>(m, "FfnStack", "FFN layers of one model, natively; one thread at a time.")
         .def("__init__", [](Ffn* self, std::int64_t hidden, const std::string& kernels) {
             new (self) Ffn{decode::FfnStack(decode::kernels_named(kernels), hidden), {}};
@@ -26,7 +31,7 @@ void register_decode(nb::module_& m) {
         .def(nb::init<nb::ndarray<nb::ndim<6>, nb::device::cpu>>(), "array"_a,
              nb::sig("def __init__(self, array: numpy.typing.NDArray[typing.Any]) -> None"));
     nb::class_<Attention>(m, "AttentionStack", "The KV side of one model, natively; one thread at a time.")
-        .def(nb::init<const Named&, std::vector<float>, float, int, const std::string&>(), "ends"_a, "inv_freq"_a,
+        .def(nb::init<std::int64_t, const Named&, std::vector<float>, float, int, const std::string&>(), "hidden"_a, "ends"_a, "inv_freq"_a,
              "rope_scale"_a, "rope_form"_a, "kernels"_a = "auto")
         .def("add_grouped", &Attention::add_grouped, "weights"_a, "sizes"_a)
         .def("add_latent", &Attention::add_latent, "weights"_a, "sizes"_a)
@@ -40,9 +45,13 @@ void register_decode(nb::module_& m) {
         return decode::kernels_named(kernels).read(array.data(), static_cast<std::int64_t>(array.nbytes()));
     }, "array"_a, "kernels"_a = "auto",
        nb::sig("def streaming_read(array: numpy.typing.NDArray[typing.Any], kernels: str = 'auto') -> int"), "Read an array once and do nothing with it: what the benchmarks compare with.");
+    m.def("multiply_adds", [](std::int64_t count, const std::string& kernels) {
+        nb::gil_scoped_release release;
+        return decode::kernels_named(kernels).multiply_adds(count);
+    }, "count"_a, "kernels"_a = "auto", "Do so many multiply-adds in registers: what the benchmarks compare with.");
     m.def("kernel_names", [] {
-        std::vector<std::string> names{decode::portable_kernels().name};
-        if (const auto* avx2 = decode::avx2_kernels()) names.emplace_back(avx2->name);
+        std::vector<std::string> names;
+        for (const auto* table : decode::kernel_tables()) names.emplace_back(table->name);
         return names;
     }, "Kernel tables that run on this machine.");
 }

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,6 +29,16 @@ inline void check_rows(std::size_t batch, std::int64_t cols, std::initializer_li
                                            ", the batch " + std::to_string(batch) + " x " + std::to_string(cols));
 }
 
+struct Store {
+    std::shared_ptr<decode::PackedStore> store = std::make_shared<decode::PackedStore>();
+
+    PackedWeight pack(const AnyArray& array) const {
+        const decode::Matrix matrix = Weights::matrix(array, "a weight");
+        nb::gil_scoped_release release;
+        return {store, store->pack(matrix)};
+    }
+};
+
 struct Ffn {
     decode::FfnStack stack;
     Weights weights;
@@ -41,8 +52,7 @@ struct Ffn {
     }
 
     void add_moe(const Named& from, const Named& sizes) {
-        decode::MoeFfn moe{.routing = {}, .router = weights.matrix(from, "router"),
-                           .gate_up = weights.matrix(from, "gate_up"), .down = weights.matrix(from, "experts_down"),
+        decode::MoeFfn moe{.routing = {}, .router = weights.packed(from, "router"), .experts = {},
                            .shared = dense(from, "shared_gate", "shared_up", "shared_down"), .places = {}};
         decode::Routing& routing = moe.routing;
         routing.experts = number<int>(sizes, "experts");
@@ -55,6 +65,10 @@ struct Ffn {
         routing.group_score = number<bool>(sizes, "sum_top_two") ? decode::GroupScore::kSumOfTopTwo : decode::GroupScore::kMax;
         routing.choice_bias = weights.vector(from, "choice_bias", routing.experts);
         moe.places = number<std::vector<std::int32_t>>(sizes, "places");
+        const std::vector<decode::Packed> gate_up = weights.packed_list(from, "gate_up"), down = weights.packed_list(from, "experts_down");
+        if (gate_up.size() != down.size())
+            throw Error(Code::kConfig, std::to_string(gate_up.size()) + " experts' gate and up, " + std::to_string(down.size()) + " down");
+        for (std::size_t e = 0; e < down.size(); ++e) moe.experts.push_back({gate_up[e], down[e]});
         stack.add({.dense = {}, .moe = moe});
     }
 
@@ -86,13 +100,13 @@ struct Attention {
     Weights weights;
     decode::AttentionStack stack;
 
-    Attention(const Named& ends, std::vector<float> inv_freq, float rope_scale, int rope_form, const std::string& kernels)
-        : stack(decode::kernels_named(kernels), ends_of(ends),
+    Attention(std::int64_t hidden, const Named& ends, std::vector<float> inv_freq, float rope_scale, int rope_form, const std::string& kernels)
+        : stack(decode::kernels_named(kernels), hidden, ends_of(ends, hidden),
                 decode::Rope(std::move(inv_freq), rope_scale, static_cast<decode::RopeForm>(rope_form))) {}
 
-    decode::Ends ends_of(const Named& from) {
-        const decode::Matrix embedding = weights.matrix(from, "embedding");
-        return {embedding, weights.norm(from, "norm", embedding.cols), weights.matrix(from, "head")};
+    // Tied ends are one packed weight, given twice.
+    decode::Ends ends_of(const Named& from, std::int64_t hidden) {
+        return {weights.packed(from, "embedding"), weights.norm(from, "norm", hidden), weights.packed(from, "head")};
     }
 
     void add(const Named& from, const decode::AttentionWeights& attention) {
@@ -112,13 +126,16 @@ struct Attention {
     void add_latent(const Named& from, const Named& sizes) {
         const auto rank = number<std::int64_t>(sizes, "rank");
         const decode::Linear q_a = weights.linear(from, "q_a");
-        add(from, decode::LatentWeights{
+        decode::LatentWeights latent{
                       .heads = number<std::int64_t>(sizes, "heads"), .rank = rank,
                       .nope = number<std::int64_t>(sizes, "nope"), .rope = number<std::int64_t>(sizes, "rope"),
                       .v_dim = number<std::int64_t>(sizes, "v_dim"), .q_a = q_a, .q_b = weights.linear(from, "q_b"),
                       .q_norm = weights.norm(from, "q_a_norm", q_a.weight.rows), .kv_a = weights.linear(from, "kv_a"),
-                      .kv_norm = weights.norm(from, "kv_a_norm", rank), .expand = weights.linear(from, "expand"),
-                      .o = weights.linear(from, "o"), .scale = number<float>(sizes, "scale")});
+                      .kv_norm = weights.norm(from, "kv_a_norm", rank), .absorb = {}, .values = {}, .o = {},
+                      .scale = number<float>(sizes, "scale")};
+        latent.expand(Weights::matrix(from, "expand"), weights.store());
+        latent.o = weights.linear(from, "o");
+        add(from, latent);
     }
 
     void embed(Int32s tokens, Rows residual) const {

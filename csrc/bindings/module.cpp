@@ -44,15 +44,21 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 NB_MODULE(_core, m) {
     m.doc() = "Native core of poolweave: arenas, blocks, the radix tree, copies and streams.";
+#ifdef NDEBUG
+    nb::set_leak_warnings(false);  // a pool that was never closed says so itself, and shorter
+#endif
     nb::register_exception_translator(translate, nullptr);
     poolweave::bindings::register_arena(m);
     poolweave::bindings::register_blocks(m);
     poolweave::bindings::register_radix(m);
+    poolweave::bindings::register_catalogue(m);
     poolweave::bindings::register_events(m);
     poolweave::bindings::register_copy(m);
     poolweave::bindings::register_stream(m);
     poolweave::bindings::register_channel(m);
     poolweave::bindings::register_prompt_tree(m);
+    poolweave::bindings::register_candidates(m);
+    poolweave::bindings::register_simulation(m);
     poolweave::bindings::register_decode(m);
     poolweave::bindings::register_workers(m);
 }

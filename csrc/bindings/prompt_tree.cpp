@@ -5,8 +5,10 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "bindings/registry.hpp"
 #include "core/block_keys.hpp"
@@ -24,6 +26,7 @@ using Tokens = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::de
 using Keys = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Scores = nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Slots = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Costs = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::size_t kLong = 1024;  // keys: a call of about 20 us
@@ -67,6 +70,16 @@ std::optional<Array<std::int32_t>> tokens_of(const nb::typed<nb::list, nb::any>&
         tokens[i] = static_cast<std::int32_t>(value);
     }
     return to_numpy(std::move(tokens), size);
+}
+
+// Leading blocks that each of `slots` holds, times `scale`, into `held`.
+void match_at(PromptTree& self, const Keys& keys, double now, const Slots& slots, Scores held, std::int32_t scale) {
+    if (held.size() != slots.size()) throw nb::value_error("there must be one score a slot");
+    const std::span<const std::int64_t> asked{slots.data(), slots.size()};
+    const std::int64_t capacity = asked.empty() ? 0 : *std::max_element(asked.begin(), asked.end()) + 1;
+    std::vector<std::int32_t> scores(static_cast<std::size_t>(capacity));
+    self.match(view(keys), now, scores);
+    for (std::size_t i = 0; i < asked.size(); ++i) held.data()[i] = scores[static_cast<std::size_t>(asked[i])] * scale;
 }
 
 std::size_t lowest_of(const Costs& costs, std::uint64_t lot) {
@@ -126,6 +139,7 @@ void register_prompt_tree(nb::module_& m) {
                 return self.match(view(keys), now, {scores.data(), scores.size()});
             },
             "keys"_a.noconvert(), "now"_a, "scores"_a.noconvert())
+        .def("match_at", &match_at, "keys"_a.noconvert(), "now"_a, "slots"_a.noconvert(), "held"_a.noconvert(), "scale"_a)
         .def("limit", &PromptTree::limit, "slot"_a, "blocks"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("retire", &PromptTree::retire, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("sweep", &PromptTree::sweep, "now"_a, "max_nodes"_a, nb::call_guard<nb::gil_scoped_release>())

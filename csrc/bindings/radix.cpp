@@ -4,6 +4,7 @@
 // otherwise let go of it before they wait or walk.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <deque>
 
@@ -133,6 +134,8 @@ void register_radix(nb::module_& m) {
             "eviction"_a = "lru", "cost"_a = nb::none(), "keep_tenants"_a = false)
         .def_prop_ro("eviction", &RadixTree::eviction, "The name of the policy.")
         .def("set_tenant", &RadixTree::set_tenant, "ns"_a, "tenant"_a)
+        .def("forget", [](RadixTree& self, const std::vector<std::uint32_t>& namespaces) { return self.forget(namespaces); },
+             "namespaces"_a, nb::call_guard<nb::gil_scoped_release>(), "Those of these that hold nothing; nothing is kept of them.")
         .def("tenant_bytes", &RadixTree::tenant_bytes, "ns"_a)
         .def("stats", &RadixTree::stats, nb::call_guard<nb::gil_scoped_release>())
         .def("check", &RadixTree::check, nb::call_guard<nb::gil_scoped_release>(),

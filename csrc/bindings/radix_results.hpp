@@ -22,13 +22,14 @@ auto without_gil(bool release, Call&& call) {
     return call();
 }
 
-// A list of payloads as an array that owns it.
-inline nanobind::object to_array(PayloadList&& list) {
-    using Array = nanobind::ndarray<nanobind::numpy, std::uint64_t, nanobind::ndim<1>>;
-    auto kept = std::make_unique<PayloadList>(std::move(list));
-    PayloadList& payloads = *kept;
-    nanobind::capsule owner(kept.release(), [](void* p) noexcept { delete static_cast<PayloadList*>(p); });
-    return nanobind::cast(Array(payloads.data(), {payloads.size()}, owner));
+// A list as an array that owns it.
+template <class T>
+nanobind::object to_array(std::vector<T>&& list) {
+    using Array = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
+    auto kept = std::make_unique<std::vector<T>>(std::move(list));
+    std::vector<T>& items = *kept;
+    nanobind::capsule owner(kept.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return nanobind::cast(Array(items.data(), {items.size()}, owner));
 }
 
 // A match; when pinned it keeps its tree and path until it is closed or collected.

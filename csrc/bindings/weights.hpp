@@ -1,13 +1,15 @@
-// Arrays by name, as borrowed matrices; what they borrow from stays alive with this object.
+// Arrays by name: matrices are packed into memory of this object, vectors borrowed and kept alive with it.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "core/decode/matrix.hpp"
+#include "core/decode/linear.hpp"
+#include "core/decode/packed.hpp"
 #include "core/error.hpp"
 
 namespace poolweave::bindings {
@@ -16,19 +18,42 @@ using AnyArray = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::d
 
 using Named = nanobind::typed<nanobind::dict, nanobind::str, nanobind::object>;
 
+// A packed matrix that went out to Python, with the store it lies in.
+struct PackedWeight {
+    std::shared_ptr<decode::PackedStore> store;
+    decode::Packed packed;
+};
+
 class Weights {
   public:
+    decode::PackedStore& store() { return store_; }
+
     // float32, or uint16 holding bfloat16; leading axes are folded into rows. Empty for a name that is missing or None.
-    decode::Matrix matrix(const Named& from, const char* name) {
-        if (!given(from, name)) return {};
-        const AnyArray array = nanobind::cast<AnyArray>(from[name]);
+    // Borrowed from the dictionary.
+    static decode::Matrix matrix(const Named& from, const char* name) {
+        return given(from, name) ? matrix(nanobind::cast<AnyArray>(from[name]), name) : decode::Matrix{};
+    }
+
+    static decode::Matrix matrix(const AnyArray& array, const char* name) {
         const bool wide = array.dtype() == nanobind::dtype<float>();
         if (array.ndim() < 2 || (!wide && array.dtype() != nanobind::dtype<std::uint16_t>()))
             throw Error(Code::kConfig, std::string(name) + " must be a float32 or bfloat16 (as uint16) matrix");
         const auto cols = static_cast<std::int64_t>(array.shape(array.ndim() - 1));
         const auto rows = cols == 0 ? 0 : static_cast<std::int64_t>(array.size()) / cols;
-        kept_.push_back(array);
         return {array.data(), rows, cols, cols, wide ? decode::Dtype::kF32 : decode::Dtype::kBf16};
+    }
+
+    // A matrix as `matrix` takes it, packed here, or a PackedWeight, kept alive.
+    decode::Packed packed(const Named& from, const char* name) {
+        if (given(from, name) && nanobind::isinstance<PackedWeight>(from[name])) return keep(from[name]);
+        return store_.pack(matrix(from, name));
+    }
+
+    // A list of PackedWeights, kept alive.
+    std::vector<decode::Packed> packed_list(const Named& from, const char* name) {
+        std::vector<decode::Packed> list;
+        for (const nanobind::handle each : nanobind::cast<nanobind::list>(from[name])) list.push_back(keep(each));
+        return list;
     }
 
     // float32 [size], or null for a name that is missing or None.
@@ -43,7 +68,7 @@ class Weights {
 
     // `name` with the bias `name` + "_bias", if there is one.
     decode::Linear linear(const Named& from, const char* name) {
-        const decode::Matrix weight = matrix(from, name);
+        const decode::Packed weight = packed(from, name);
         return {weight, vector(from, (std::string(name) + "_bias").c_str(), weight.rows)};
     }
 
@@ -57,7 +82,15 @@ class Weights {
         return from.contains(name) && !from[name].is_none();
     }
 
+    decode::Packed keep(nanobind::handle weight) {
+        const auto& held = nanobind::cast<const PackedWeight&>(weight);
+        if (stores_.empty() || stores_.back() != held.store) stores_.push_back(held.store);
+        return held.packed;
+    }
+
     std::vector<AnyArray> kept_;
+    std::vector<std::shared_ptr<decode::PackedStore>> stores_;
+    decode::PackedStore store_;
 };
 
 // A number by name. Throws kConfig for a missing one.

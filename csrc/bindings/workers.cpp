@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "bindings/decode.hpp"
 #include "bindings/registry.hpp"
@@ -38,7 +39,7 @@ decode::BoardShape shape_of(const Named& sizes) {
     return {number<std::uint32_t>(sizes, "slots"), number<std::uint32_t>(sizes, "max_rows"), number<std::uint32_t>(sizes, "seats"),
             number<std::uint32_t>(sizes, "max_tokens"), number<std::uint32_t>(sizes, "block_tokens"),
             number<std::uint32_t>(sizes, "max_hidden"), number<std::uint32_t>(sizes, "models"),
-            number<std::uint32_t>(sizes, "events")};
+            number<std::uint32_t>(sizes, "events"), number<std::uint32_t>(sizes, "width")};
 }
 
 void set_model(const Board& board, std::int64_t index, float layer_cost, const std::vector<Ids>& owners) {
@@ -57,18 +58,20 @@ void set_model(const Board& board, std::int64_t index, float layer_cost, const s
     }
 }
 
-void set_seat(const Board& board, std::int64_t index, const Ids& tokens, std::int32_t position, std::int32_t end, const Ids& table,
-              const Named& sampling) {
+void set_seat(const Board& board, std::int64_t index, const Ids& tokens, std::int32_t position, std::int32_t end,
+              const std::vector<Ids>& tables, const Named& sampling) {
     check_index(index, board.shape().seats, "seat");
     const bool fits = position >= 0 && position < static_cast<std::int32_t>(tokens.size()) && end > static_cast<std::int32_t>(tokens.size()) &&
                       end <= static_cast<std::int32_t>(board.shape().max_tokens);
     if (!fits) throw Error(Code::kConfig, "a request of " + std::to_string(tokens.size()) + " tokens up to " + std::to_string(end) +
                                               " at position " + std::to_string(position) + " does not fit the board");
+    if (tables.empty() || tables.size() > board.shape().width)
+        throw Error(Code::kConfig, std::to_string(tables.size()) + " ranks' blocks, the board has room for " + std::to_string(board.shape().width));
     decode::Seat& seat = board.seat(index);
     const Ids stops = number<Ids>(sampling, "stops");
     fill(seat.stops, stops, "stop tokens");
     fill(board.tokens(index), tokens, "tokens");
-    fill(board.table(index), table, "blocks");
+    for (std::size_t share = 0; share < tables.size(); ++share) fill(board.table(index, static_cast<int>(share)), tables[share], "blocks");
     seat.num_stops = static_cast<std::int32_t>(stops.size());
     seat.given = static_cast<std::int32_t>(tokens.size()), seat.end = end;
     seat.temperature = number<float>(sampling, "temperature"), seat.top_p = number<float>(sampling, "top_p");
@@ -77,14 +80,19 @@ void set_seat(const Board& board, std::int64_t index, const Ids& tokens, std::in
     seat.position.store(position);
 }
 
-void form(const Board& board, std::int64_t index, std::int32_t model, const Ids& seats, std::int32_t attention) {
-    check_index(attention, decode::kMaxRanks, "attention rank");
+void form(const Board& board, std::int64_t index, std::int32_t model, const Ids& seats, const Ids& ranks) {
+    for (const std::int32_t rank : ranks) check_index(rank, decode::kMaxRanks, "attention rank");
+    if (ranks.empty() || ranks.size() > board.shape().width || std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end())
+        throw Error(Code::kConfig, "a batch has 1 to " + std::to_string(board.shape().width) + " attention ranks, ascending");
     check_index(index, board.shape().slots, "slot");
     check_index(model, board.shape().models, "model");
     for (const std::int32_t seat : seats) check_index(seat, board.shape().seats, "seat");
     decode::Slot& slot = board.slot(index);
     fill({slot.seats, board.shape().max_rows}, seats, "rows");
-    slot.rows = static_cast<std::int32_t>(seats.size()), slot.model = model, slot.layer = 0, slot.attention = attention;
+    slot.rows = static_cast<std::int32_t>(seats.size()), slot.model = model, slot.layer = 0;
+    slot.attention = ranks.front(), slot.group = 0;
+    for (const std::int32_t rank : ranks) slot.group |= static_cast<decode::Ranks>(1U << rank);
+    slot.arrived.store(slot.group & ~(1U << slot.attention));  // the others wait for its embedding
     slot.called.store(0);
     slot.ticket = board.next_ticket();
 }
@@ -128,8 +136,8 @@ void register_board(nb::module_& m) {
         .def_static("attach", &Board::attach, "fd"_a)
         .def_prop_ro("fd", &Board::fd)
         .def("set_model", &set_model, "model"_a, "layer_cost"_a, "owners"_a)
-        .def("set_seat", &set_seat, "seat"_a, "tokens"_a, "position"_a, "end"_a, "table"_a, "sampling"_a)
-        .def("form", &form, "slot"_a, "model"_a, "seats"_a, "attention"_a = 0, "Compose a batch in a slot that is idle or the host's.")
+        .def("set_seat", &set_seat, "seat"_a, "tokens"_a, "position"_a, "end"_a, "tables"_a, "sampling"_a, "`tables`: blocks on each attention rank that has some of the model's heads.")
+        .def("form", &form, "slot"_a, "model"_a, "seats"_a, "ranks"_a = Ids{0}, "Compose a batch in a slot that is idle or the host's; `ranks`: attention ranks that share its heads.")
         .def("set_in_flight", [](const Board& b, std::uint32_t n) {
             if (n < 1) throw Error(Code::kConfig, "in_flight must be positive");
             b.header().in_flight.store(n);
@@ -137,7 +145,8 @@ void register_board(nb::module_& m) {
         .def("set_turn", &set_turn, "slot"_a, "turn"_a)
         .def("take", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return b.take(s); }, "slot"_a, "Take a ready slot back for the host; False when it is not ready or was just started.")
         .def("turn", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return static_cast<std::uint32_t>(b.slot(s).turn.load(std::memory_order_acquire)); }, "slot"_a)
-        .def("set_layer", [](const Board& b, std::int64_t s, std::int32_t layer) { check_index(s, b.shape().slots, "slot"); b.slot(s).layer = layer; }, "slot"_a, "layer"_a)
+        .def("set_layer", [](const Board& b, std::int64_t s, std::int32_t layer) { check_index(s, b.shape().slots, "slot"); b.slot(s).layer = layer; b.slot(s).arrived.store(0); }, "slot"_a, "layer"_a, "Before a stage that the host names.")
+        .def("arrived", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return b.slot(s).arrived.load(std::memory_order_acquire); }, "slot"_a, "Bits of attention ranks that are done with a slot in this turn.")
         .def("layer", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); return b.slot(s).layer; }, "slot"_a)
         .def("call", [](const Board& b, std::int64_t s) { check_index(s, b.shape().slots, "slot"); b.slot(s).called.store(1, std::memory_order_release); }, "slot"_a, "Ask for a slot at its next token boundary.")
         .def("position", [](const Board& b, std::int64_t s) { check_index(s, b.shape().seats, "seat"); return b.seat(s).position.load(std::memory_order_acquire); }, "seat"_a)
@@ -146,7 +155,7 @@ void register_board(nb::module_& m) {
         .def("stamps", [](const Board& b, std::int64_t s) { return copy_of(b.stamps(s).first(known_tokens(b, s).size())); }, "seat"_a, "When each drawn token was known, ns.")
         .def("events", &events_of, "worker"_a, "Stages a worker ran, [n, 6]: start and end in ns, slot, model, layer, rows. FFN rank r is worker 8 + r.")
         .def("bell", [](const Board& b) { return b.header().host.rung.load(std::memory_order_acquire); }, "The host's bell, to pass to rest().")
-        .def("rest", [](const Board& b, std::uint32_t seen, std::int64_t timeout_ms) { b.header().host.rest(seen, timeout_ms, {}); }, "seen"_a, "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("rest", [](const Board& b, std::uint32_t seen, std::int64_t timeout_ms) { b.header().host.sleep(seen, timeout_ms); }, "seen"_a, "timeout_ms"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("ring", [](const Board& b) { b.header().host.ring(); })
         .def("abort", &Board::abort);
 }

@@ -122,7 +122,7 @@ Arena::Stats Arena::stats() {
     const std::uint64_t page = page_bytes();
     return {page, counts.capacity * page, counts.budget * page, counts.held * page, counts.kept * page,
             static_cast<std::uint64_t>(file.st_blocks) * 512, counts.processes, lies_on_huge_pages(data_fd_),
-            static_cast<std::uint64_t>(pinned_bytes_.load())};
+            static_cast<std::uint64_t>(pinned_bytes_.load()), counts.guests * page, counts.orphans * page};
 }
 
 void Arena::check() {

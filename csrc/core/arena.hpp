@@ -33,6 +33,8 @@ class Arena {
         std::uint64_t processes;
         bool huge_pages;               // obtained
         std::uint64_t pinned_bytes;    // obtained, in this process
+        std::uint64_t guest_bytes;     // of the held ones: read by others than their owner too
+        std::uint64_t orphan_bytes;    // of the held ones: their owner is gone, others still read them
     };
 
     // Sizes are rounded up to whole pages. Throws kConfig for a page size that is no power of two of at least the

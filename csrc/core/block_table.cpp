@@ -160,17 +160,21 @@ void BlockTable::lend(Handles handles, Places out, bool unsealed) {
         add_ref(b);
         b.loans = (b.loans + 1u) & kMaxLoans;
         store.counts.leased += store.slots[slot_of(b)].loans++ == 0;
-        out.tiers[i] = static_cast<std::uint8_t>(tier_of(b));
-        out.slots[i] = static_cast<std::int32_t>(slot_of(b));
+        out.tiers[i] = outer_tier(b);
+        out.slots[i] = outer_slot(b);
     }
 }
 
 std::size_t BlockTable::give_back(Handles handles, std::span<const std::uint8_t> tiers, std::span<const std::int32_t> slots) {
     const std::lock_guard lock(mutex_);
+    const auto inner = [&](std::size_t i) -> std::pair<unsigned, std::uint32_t> {
+        const auto slot = static_cast<std::uint32_t>(slots[i]);
+        return tiers[i] == 0 && slot >= guest_base_ ? std::pair{kGuests, slot - guest_base_} : std::pair{unsigned{tiers[i]}, slot};
+    };
     const auto place = [&](std::size_t i) -> Slot* {
-        if (tiers[i] >= kTiers) return nullptr;
-        Store& store = stores_[tiers[i]];
-        return slots[i] >= 0 && static_cast<std::size_t>(slots[i]) < store.slots.size() ? &store.slots[slots[i]] : nullptr;
+        if (tiers[i] >= kTiers || slots[i] < 0) return nullptr;
+        const auto [tier, slot] = inner(i);
+        return slot < stores_[tier].slots.size() ? &stores_[tier].slots[slot] : nullptr;
     };
     for (std::size_t i = 0; i < handles.size(); ++i) {
         const std::uint32_t id = id_of(handles[i]);
@@ -191,7 +195,10 @@ std::size_t BlockTable::give_back(Handles handles, std::span<const std::uint8_t>
         bad_handle(handles[i]);
     }
     for (std::size_t i = 0; i < handles.size(); ++i) ++place(i)->loans;  // a place given twice ends once
-    for (std::size_t i = 0; i < handles.size(); ++i) end_loan(tiers[i], static_cast<std::uint32_t>(slots[i]));
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+        const auto [tier, slot] = inner(i);
+        end_loan(tier, slot);
+    }
     return settle(handles);
 }
 
@@ -201,8 +208,8 @@ void BlockTable::locate(Handles handles, Places out) const {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < handles.size(); ++i) {
         const Block& b = get(handles[i]);
-        out.tiers[i] = static_cast<std::uint8_t>(tier_of(b));
-        out.slots[i] = static_cast<std::int32_t>(slot_of(b));
+        out.tiers[i] = outer_tier(b);
+        out.slots[i] = outer_slot(b);
     }
 }
 
@@ -210,11 +217,11 @@ void BlockTable::slots(Handles handles, unsigned tier, std::span<std::int32_t> o
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < handles.size(); ++i) {
         const Block& b = get(handles[i]);
-        if (tier_of(b) != tier) {
+        if (outer_tier(b) != tier) {
             throw Error(Code::kNotResident, "block " + std::to_string(handles[i]) + " (number " + std::to_string(i) +
                                                 " of the call) lies in another tier; swap it in first", {number(handles[i])});
         }
-        out[i] = static_cast<std::int32_t>(slot_of(b));
+        out[i] = outer_slot(b);
     }
 }
 
@@ -231,6 +238,7 @@ bool BlockTable::begin_move(Handles handles, unsigned tier, Places from, std::sp
     const std::lock_guard lock(mutex_);
     require_distinct(handles, [](std::uint64_t handle, const Block& b) {
         if ((b.flags & kMoving) != 0) throw Error(Code::kConfig, "a block is being moved already", {number(handle)});
+        if (tier_of(b) == kGuests) throw Error(Code::kConfig, "a block in another pool's pages stays there", {number(handle)});
         if ((b.flags & kSealed) == 0 && b.loans > 0) {
             throw Error(Code::kNotSealed, "a block that is lent layer by layer stays until all its layers are sealed", {number(handle)});
         }
@@ -510,6 +518,10 @@ void BlockTable::release_slot(unsigned tier, std::uint32_t slot) {
     }
     if (slot < store.counts.limit) store.free.insert(slot);
     else --store.counts.overhang;
+    if (tier == kGuests) [[unlikely]] {
+        departed_.push_back(static_cast<std::int32_t>(slot + guest_base_));
+        has_departed_.store(true, std::memory_order_relaxed);
+    }
 }
 
 void BlockTable::end_loan(unsigned tier, std::uint32_t slot) {

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,7 +26,10 @@
 
 namespace poolweave {
 
-inline constexpr std::size_t kTiers = 2;
+// Behind the two tiers lie guests: blocks whose bytes are in another pool's pages (range.hpp). They count apart, nothing is
+// allocated or moved there, and outside this class they lie in tier 0, at slots from `guest_base` on.
+inline constexpr std::size_t kTiers = 3;
+inline constexpr unsigned kGuests = 2;
 using Handles = std::span<const std::uint64_t>;
 
 // Where blocks lie: tier number (0 the fastest) and slot, one of each a block.
@@ -53,7 +57,7 @@ struct TenantCounts {
     static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
     std::array<std::uint64_t, kTiers> used{};        // slots by tier; limbo and move targets count
     std::array<std::uint64_t, kTiers> historical{};  // of them evictable
-    std::array<std::uint64_t, kTiers> limit{kNoLimit, kNoLimit};
+    std::array<std::uint64_t, kTiers> limit{kNoLimit, kNoLimit, kNoLimit};
     std::uint64_t blocks = 0;                        // live ones, wherever they lie
     std::uint64_t block_limit = kNoLimit;
 };
@@ -122,6 +126,15 @@ class BlockTable {
     std::vector<std::uint64_t> demote_mirrored(Handles handles);
     // Up to `count` mirrors (of one tenant, if not 0), the highest slots first and none below `from_slot`. -> how many
     std::size_t drop_mirrors(std::size_t count, std::uint32_t from_slot = 0, TenantId tenant = 0);
+
+    // Guests may lie at slots [base, base + count) from now on; `base` is said once, before the first.
+    void set_guests(std::uint32_t base, std::uint32_t count);
+    // Blocks at these slots, one reference each, for as many as can be from the first on. -> how many. A block that lies there
+    // already gets one more, and 0 in `fresh`; one that is gone but still lent ends the row.
+    std::size_t adopt(std::span<const std::int32_t> slots, std::span<std::uint64_t> out, std::span<std::uint8_t> fresh);
+    // Slots that guests have left since the last call.
+    std::vector<std::int32_t> take_departed();
+    bool has_departed() const noexcept { return has_departed_.load(std::memory_order_relaxed); }
 
     // Raise or lower what may be allocated in `tier`. Blocks at or above a lowered limit stay until freed or moved.
     void set_limit(unsigned tier, std::uint32_t limit);
@@ -202,6 +215,12 @@ class BlockTable {
         const TenantCounts& counts = tenants_[tenant];
         return counts.limit[tier] - std::min(counts.limit[tier], counts.used[tier]);
     }
+    std::int32_t outer_slot(const Block& b) const noexcept {
+        return static_cast<std::int32_t>(slot_of(b) + (tier_of(b) == kGuests ? guest_base_ : 0));
+    }
+    static std::uint8_t outer_tier(const Block& b) noexcept {
+        return static_cast<std::uint8_t>(tier_of(b) == kGuests ? 0 : tier_of(b));
+    }
     bool charge_move(Handles handles, unsigned tier, std::span<const std::int32_t> to);
     // Whose this slot is; nullptr for nobody's.
     TenantCounts* tenant_at(unsigned tier, std::uint32_t slot) noexcept {
@@ -229,6 +248,9 @@ class BlockTable {
     std::vector<TenantCounts> tenants_;   // by id; empty while they are not counted
     std::vector<std::uint32_t> mirrors_;  // slots in kMirrorTier by id, kNobody: none; empty until there is one
     std::uint32_t mirrors_end_ = 0;       // no mirror lies at or above this slot
+    std::uint32_t guest_base_ = kNobody;  // slots of tier 0 from here on are guests'; kNobody: there are none
+    std::vector<std::int32_t> departed_;
+    std::atomic<bool> has_departed_ = false;
 };
 
 // The table as the index sees it: which payloads of these tiers may go.

@@ -1,7 +1,6 @@
 #include "core/channel.hpp"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -19,24 +18,11 @@
 namespace poolweave {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::size_t kReadBytes = 256u << 10;
 constexpr std::size_t kMostReady = 64;
 
 [[noreturn]] void lost(const char* what, int error) {
     throw Error(Code::kOs, std::string(what) + ": " + std::strerror(error), {error});
-}
-
-// Calls `ready` until it says yes or `patience` is over. Other threads get the core in between.
-template <typename Predicate>
-bool spin_until(std::chrono::nanoseconds patience, const Predicate& ready) {
-    const auto end = Clock::now() + patience;
-    do {
-        if (ready()) return true;
-        ::sched_yield();
-    } while (Clock::now() < end);
-    return false;
 }
 
 }  // namespace
@@ -166,23 +152,25 @@ Channel::Read Channel::read() {
 
 std::vector<int> Channel::take_descriptors() { return std::exchange(descriptors_, {}); }
 
-bool Channel::watch(std::chrono::nanoseconds patience) const noexcept {
-    return spin_until(patience, [&] {
-        pollfd one{fd_, POLLIN | POLLRDHUP, 0};
-        return ::poll(&one, 1, 0) != 0;
-    });
+bool Channel::watch(std::chrono::nanoseconds look, std::chrono::nanoseconds sleep) {
+    pollfd one{fd_, POLLIN | POLLRDHUP, 0};
+    if (lookout_.look(look, [&] { return ::poll(&one, 1, 0) != 0; })) return true;
+    if (sleep.count() <= 0) return false;
+    const auto seconds = std::chrono::floor<std::chrono::seconds>(sleep);
+    const timespec most{seconds.count(), (sleep - seconds).count()};
+    return ::ppoll(&one, 1, &most, nullptr) != 0;
 }
 
-std::size_t wait_ready(int epoll, std::chrono::nanoseconds spin, std::chrono::nanoseconds timeout, std::span<Ready> out) {
+std::size_t Poller::wait(std::chrono::nanoseconds look, std::chrono::nanoseconds timeout, std::span<Ready> out) {
     std::array<epoll_event, kMostReady> events;
     const int most = static_cast<int>(std::min(out.size(), events.size()));
     int n = 0;
     const auto poll = [&](int milliseconds) {
-        n = ::epoll_wait(epoll, events.data(), most, milliseconds);
+        n = ::epoll_wait(epoll_, events.data(), most, milliseconds);
         if (n < 0 && errno != EINTR) lost("epoll_wait", errno);
         return n > 0;
     };
-    if (spin.count() <= 0 || !spin_until(spin, [&] { return poll(0); })) {
+    if (!lookout_.look(look, [&] { return poll(0); })) {
         using std::chrono::milliseconds;
         const auto wait = timeout.count() < 0 ? -1 : std::min<long long>(std::chrono::ceil<milliseconds>(timeout).count(), 1 << 30);
         poll(static_cast<int>(wait));

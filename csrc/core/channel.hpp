@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/frame.hpp"
+#include "core/lookout.hpp"
 
 namespace poolweave {
 
@@ -45,8 +46,9 @@ class Channel {
     std::size_t buffered() const noexcept { return decoder_.buffered(); }
     // The descriptors that came since the last call; the caller's to close.
     std::vector<int> take_descriptors();
-    // Watches for something to read for `patience` without sleeping, letting others run. False when nothing came.
-    bool watch(std::chrono::nanoseconds patience) const noexcept;
+    // Waits for something to read: `look` without sleeping, where that pays (see Lookout), then `sleep` asleep. False when
+    // nothing came, true for a signal too.
+    bool watch(std::chrono::nanoseconds look, std::chrono::nanoseconds sleep);
 
   private:
     struct Piece {
@@ -68,6 +70,7 @@ class Channel {
     FrameDecoder decoder_;
     std::vector<int> descriptors_;
     bool takes_descriptors_ = true;
+    Lookout lookout_;
 };
 
 // What epoll_wait() gives.
@@ -76,8 +79,18 @@ struct Ready {
     std::uint32_t events;
 };
 
-// Waits on an epoll descriptor: `spin` without sleeping, letting others run, then up to `timeout` (negative: for ever).
-// Writes what is ready into `out`; returns how many. Throws kOs.
-std::size_t wait_ready(int epoll, std::chrono::nanoseconds spin, std::chrono::nanoseconds timeout, std::span<Ready> out);
+// Waits on an epoll descriptor, which it borrows. For one thread.
+class Poller {
+  public:
+    explicit Poller(int epoll) : epoll_(epoll) {}
+
+    // `look` without sleeping, where that pays, then up to `timeout` asleep (negative: for ever). Writes what is ready into
+    // `out`; returns how many. Throws kOs.
+    std::size_t wait(std::chrono::nanoseconds look, std::chrono::nanoseconds timeout, std::span<Ready> out);
+
+  private:
+    const int epoll_;
+    Lookout lookout_;
+};
 
 }  // namespace poolweave

@@ -24,6 +24,8 @@ class Hasher {
 
     void reset() noexcept;
     void update(const void* data, std::size_t nbytes) noexcept;
+    // update(source, nbytes), and the bytes copied to `target` past the caches. They must not overlap.
+    void copy(void* target, const void* source, std::size_t nbytes) noexcept;
     std::uint64_t digest() const noexcept;
 
   private:

@@ -15,8 +15,8 @@
 namespace poolweave {
 namespace {
 
-// A hashed piece is read once from memory and once from the cache; after each piece the lease is looked at.
-constexpr std::uint64_t kHashedPiece = 64u << 10;
+// After each piece the lease is looked at. One that is hashed and then copied is read from the cache the second time.
+constexpr std::uint64_t kCachedPiece = 64u << 10;
 constexpr std::uint64_t kPlainPiece = 1u << 20;
 constexpr std::uint64_t kStreamedTotal = 2u << 20;  // a copy of this size does not stay in a cache anyway
 constexpr std::uint64_t kBytesPerThread = 4u << 20;  // below this, starting a thread costs more than it saves
@@ -57,16 +57,14 @@ void fan_out(unsigned threads, const Work& work) {
 class Mover {
   public:
     Mover(const Guard& guard, bool hashing, bool streaming)
-        : guard_(guard), piece_(hashing ? kHashedPiece : kPlainPiece), copy_(streaming ? stream_copy : plain_copy) {}
+        : guard_(guard), piece_(hashing && !streaming ? kCachedPiece : kPlainPiece), streaming_(streaming) {}
 
     // Copies bytes [low, high) of one block; false when the guard no longer holds.
     bool move(std::span<const Run> from, std::span<const Run> to, std::uint64_t low, std::uint64_t high, Hasher* hasher) {
         Cursor source(from, low), target(to, low);
         for (std::uint64_t left = high - low; left > 0;) {
             const std::uint64_t n = std::min({left, piece_, source.left(), target.left()});
-            // Hashed at the source, which is in the cache then; should its owner write in between, the lease is over.
-            if (hasher != nullptr) hasher->update(pointer(source.address()), n);
-            copy_(pointer(target.address()), pointer(source.address()), n);
+            copy(pointer(target.address()), pointer(source.address()), n, hasher);
             source.advance(n);
             target.advance(n);
             left -= n;
@@ -82,7 +80,13 @@ class Mover {
     }
 
   private:
-    static void plain_copy(void* target, const void* source, std::size_t nbytes) noexcept {
+    // Hashed at the source: should its owner write between the two reads, the lease is over.
+    void copy(void* target, const void* source, std::size_t nbytes, Hasher* hasher) const noexcept {
+        if (streaming_) {
+            hasher != nullptr ? hasher->copy(target, source, nbytes) : stream_copy(target, source, nbytes);
+            return;
+        }
+        if (hasher != nullptr) hasher->update(source, nbytes);
         std::memcpy(target, source, nbytes);
     }
 
@@ -110,7 +114,7 @@ class Mover {
 
     const Guard& guard_;
     std::uint64_t piece_;
-    void (*copy_)(void*, const void*, std::size_t) noexcept;
+    bool streaming_;
     std::uint64_t since_check_ = 0;
 };
 

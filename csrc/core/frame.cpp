@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::uint16_t kMagic = 0x5750;
 constexpr std::uint8_t kSigned = 1;
-constexpr std::size_t kHeaderBytes = 8, kSumBytes = 16, kMostKey = 64;
+constexpr std::size_t kHeaderBytes = 8, kCheckBytes = 4, kSumBytes = 16, kMostKey = 64;
+constexpr std::size_t kCheckedBytes = kHeaderBytes + kCheckBytes;
 constexpr std::size_t kMostKept = 1u << 20;  // a large frame's room is not kept for ever
 
 struct Header {
@@ -23,7 +24,7 @@ struct Header {
     std::uint8_t flags;
     std::uint32_t length;
 };
-static_assert(sizeof(Header) == kHeaderBytes && kHeaderBytes + kSumBytes == kFrameHead);
+static_assert(sizeof(Header) == kHeaderBytes && kCheckedBytes + kSumBytes == kFrameHead);
 
 using Sum = std::array<std::byte, kSumBytes>;
 
@@ -35,6 +36,9 @@ FrameKey checked(FrameKey key) {
     if (key.size() > kMostKey) throw Error(Code::kConfig, "a frame key has at most 64 bytes, got " + std::to_string(key.size()));
     return key;
 }
+
+// The low half of XXH3-64.
+std::uint32_t check_of(Bytes header) noexcept { return static_cast<std::uint32_t>(checksum(header.data(), kHeaderBytes)); }
 
 Sum sum_of(const FrameKey& key, std::uint64_t count, Bytes header, Bytes payload) {
     std::array<std::byte, 8 + kHeaderBytes> head;
@@ -78,8 +82,10 @@ std::array<std::byte, kFrameHead> FrameEncoder::head(Bytes payload) {
                         static_cast<std::uint32_t>(payload.size())};
     std::array<std::byte, kFrameHead> out;
     std::memcpy(out.data(), &header, kHeaderBytes);
+    const std::uint32_t check = check_of(out);
+    std::memcpy(out.data() + kHeaderBytes, &check, kCheckBytes);
     const Sum sum = sum_of(key_, count_, Bytes(out).first(kHeaderBytes), payload);
-    std::memcpy(out.data() + kHeaderBytes, sum.data(), kSumBytes);
+    std::memcpy(out.data() + kCheckedBytes, sum.data(), kSumBytes);
     ++count_;
     return out;
 }
@@ -108,11 +114,12 @@ std::optional<Bytes> FrameDecoder::next() {
     const Bytes waiting = Bytes(buffer_).subspan(begin_);
     if (waiting.size() < kHeaderBytes) return std::nullopt;
     check(waiting);
+    if (waiting.size() < kCheckedBytes) return std::nullopt;
     std::uint32_t length;
     std::memcpy(&length, waiting.data() + offsetof(Header, length), sizeof length);
     if (waiting.size() < kFrameHead + length) return std::nullopt;
     const Bytes payload = waiting.subspan(kFrameHead, length);
-    if (!same(sum_of(key_, count_, waiting.first(kHeaderBytes), payload), waiting.subspan(kHeaderBytes, kSumBytes))) {
+    if (!same(sum_of(key_, count_, waiting.first(kHeaderBytes), payload), waiting.subspan(kCheckedBytes, kSumBytes))) {
         refuse("the sum of a frame of " + std::to_string(length) + " bytes is wrong: " +
                    (key_.empty() ? "a corrupt stream" : "the two instances have different cluster secrets"),
                {length});
@@ -122,15 +129,23 @@ std::optional<Bytes> FrameDecoder::next() {
     return payload;
 }
 
-void FrameDecoder::check(Bytes head) const {
+// Of the first eight bytes, then of all twelve: another version may lay out the rest differently.
+void FrameDecoder::check(Bytes waiting) const {
     Header header;
-    std::memcpy(&header, head.data(), kHeaderBytes);
+    std::memcpy(&header, waiting.data(), kHeaderBytes);
     if (header.magic != kMagic) {
         refuse("a frame begins with " + std::to_string(header.magic) + ": not poolweave's protocol, or a corrupt stream");
     }
     if (header.version != kFrameVersion) {
         refuse("the peer speaks protocol version " + std::to_string(header.version) + ", this one " +
                std::to_string(kFrameVersion) + ": upgrade the older");
+    }
+    if (waiting.size() < kCheckedBytes) return;
+    std::uint32_t theirs;
+    std::memcpy(&theirs, waiting.data() + kHeaderBytes, kCheckBytes);
+    if (theirs != check_of(waiting)) {
+        refuse("the header of a frame that claims " + std::to_string(header.length) + " bytes fails its check: a corrupt stream",
+               {header.length});
     }
     if (header.flags > kSigned) refuse("a frame has unknown flags " + std::to_string(header.flags));
     if ((header.flags == kSigned) == key_.empty()) {

@@ -1,9 +1,9 @@
 // Frames of the control stream: a checked header, a bounded payload, and a sum over both.
 //
-//     magic u16 | version u8 | flags u8 | length u32 | sum 16 bytes | payload        little-endian
+//     magic u16 | version u8 | flags u8 | length u32 | check u32 | sum 16 bytes | payload        little-endian
 //
-// The header is checked as soon as its eight bytes are there, so nothing is allocated for a length that a peer made
-// up. The sum covers a counter, the header and the payload: XXH3-128 against corruption or, under a key, BLAKE2b, so
+// The header is checked as soon as it is there, so nothing is allocated for a length that a peer made up, and nothing
+// is waited for that a damaged length promises: `check` is of the eight bytes before it. The sum covers a counter, the header and the payload: XXH3-128 against corruption or, under a key, BLAKE2b, so
 // that frames cannot be forged, reordered or replayed. Knows no socket and no message.
 #pragma once
 
@@ -16,10 +16,10 @@
 
 namespace poolweave {
 
-inline constexpr std::uint8_t kFrameVersion = 1;
+inline constexpr std::uint8_t kFrameVersion = 3;
 inline constexpr std::size_t kGreetingLimit = 64u << 10;  // bytes a peer may send before it has said who it is
 inline constexpr std::size_t kFrameLimit = 32u << 20;     // places, tokens and checksums of a prompt of 5 million tokens
-inline constexpr std::size_t kFrameHead = 24;
+inline constexpr std::size_t kFrameHead = 28;
 
 using FrameKey = std::vector<std::byte>;  // empty: no key. At most 64 bytes
 using Bytes = std::span<const std::byte>;
@@ -49,7 +49,7 @@ class FrameDecoder {
     std::size_t buffered() const noexcept { return buffer_.size() - begin_; }
 
   private:
-    void check(Bytes head) const;
+    void check(Bytes waiting) const;
 
     std::size_t limit_;
     FrameKey key_;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,11 +20,13 @@
 namespace poolweave {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3165'6e65'7261'7770ull;  // "pwarene1"
+constexpr std::uint64_t kMagic = 0x3265'6e65'7261'7770ull;  // "pwarene2"
 constexpr std::uint32_t kHole = 0;        // free, no memory behind it
 constexpr std::uint32_t kKept = 1;        // free, memory behind it
 constexpr std::uint32_t kFirstOwner = 2;  // + index of the process
 constexpr std::size_t kMaxProcesses = 256;
+constexpr std::uint32_t kOrphan = kFirstOwner + kMaxProcesses;  // no owner, but guests
+constexpr std::size_t kGuestWords = kMaxProcesses / 64;
 
 [[noreturn]] void os_error(const char* what) {
     const int number = errno;
@@ -34,12 +37,23 @@ struct Opener {
     ProcessId process;  // pid 0: an empty place
     std::uint32_t num_ranges;
     std::uint32_t sole;
+    std::uint64_t num_held;  // as a guest
 };
+
+// Where the sets of guests begin: behind one word a page.
+std::size_t guests_offset(std::size_t header_bytes, std::uint64_t capacity) {
+    return (header_bytes + capacity * sizeof(std::uint32_t) + 7) / 8 * 8;
+}
+
+std::size_t ledger_bytes(std::size_t header_bytes, std::uint64_t capacity) {
+    return guests_offset(header_bytes, capacity) + capacity * kGuestWords * sizeof(std::uint64_t);
+}
 
 }  // namespace
 
 struct PageLedger::Header {
     std::uint64_t magic;
+    std::uint64_t id;
     std::uint64_t page_bytes;
     std::uint64_t capacity;
     std::uint64_t budget;
@@ -47,6 +61,9 @@ struct PageLedger::Header {
     std::uint64_t kept;
     std::uint64_t lowest_free;  // no page below it is free
     std::uint64_t touched;      // no page from here on was ever held: scans end here
+    std::uint64_t guest_pages;  // with a guest: while 0 nobody looks for any
+    std::uint64_t orphans;
+    std::uint64_t departures;
     pthread_mutex_t mutex;
     Opener openers[kMaxProcesses];
 };
@@ -79,7 +96,7 @@ PageLedger::Header* PageLedger::map(int ledger_fd, std::size_t nbytes) {
 }
 
 PageLedger PageLedger::create(int data_fd, std::size_t page_bytes, std::uint64_t capacity, std::uint64_t budget) {
-    const std::size_t nbytes = sizeof(Header) + capacity * sizeof(std::uint32_t);
+    const std::size_t nbytes = ledger_bytes(sizeof(Header), capacity);
     const int fd = memfd_create("poolweave-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) os_error("cannot create the arena's ledger");
     Header* header = nullptr;
@@ -97,6 +114,7 @@ PageLedger PageLedger::create(int data_fd, std::size_t page_bytes, std::uint64_t
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&header->mutex, &attributes);
     pthread_mutexattr_destroy(&attributes);
+    if (getrandom(&header->id, sizeof header->id, 0) != sizeof header->id) header->id = static_cast<std::uint64_t>(getpid()) << 32 | fd;
     header->page_bytes = page_bytes;
     header->capacity = capacity;
     header->budget = budget;
@@ -116,7 +134,7 @@ PageLedger PageLedger::attach(int data_fd, int ledger_fd) {
         nbytes = static_cast<std::size_t>(ledger_stat.st_size);
         if (nbytes >= sizeof(Header)) header = map(ledger_fd, nbytes);
         const bool ours = header != nullptr && header->magic == kMagic &&
-                          nbytes == sizeof(Header) + header->capacity * sizeof(std::uint32_t) &&
+                          nbytes == ledger_bytes(sizeof(Header), header->capacity) &&
                           static_cast<std::uint64_t>(data_stat.st_size) == header->capacity * header->page_bytes;
         if (!ours) throw Error(Code::kConfig, "the descriptors are not the two files of one arena of this version");
     } catch (...) {
@@ -134,6 +152,7 @@ PageLedger::PageLedger(int data_fd, int ledger_fd, Header* header, std::size_t n
       ledger_fd_(ledger_fd),
       header_(header),
       owners_(reinterpret_cast<std::uint32_t*>(header + 1)),
+      guests_(reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(header) + guests_offset(sizeof(Header), header->capacity))),
       nbytes_(nbytes) {}
 
 PageLedger::PageLedger(PageLedger&& other) noexcept
@@ -141,6 +160,7 @@ PageLedger::PageLedger(PageLedger&& other) noexcept
       ledger_fd_(std::exchange(other.ledger_fd_, -1)),
       header_(std::exchange(other.header_, nullptr)),
       owners_(other.owners_),
+      guests_(other.guests_),
       nbytes_(other.nbytes_),
       self_(std::exchange(other.self_, 0)) {}
 
@@ -149,6 +169,7 @@ PageLedger::~PageLedger() {
     if (self_ != 0) {
         try {
             Guard guard(*this);
+            remove_guest_everywhere(self_ - kFirstOwner);
             release_owner(self_);
             header_->openers[self_ - kFirstOwner] = {};
         } catch (const Error&) {  // an unusable mutex: the next process that looks finds our pid dead
@@ -166,7 +187,7 @@ void PageLedger::enroll() {
     if (place == end) {
         throw Error(Code::kConfig, "an arena takes " + std::to_string(kMaxProcesses) + " openers, and has them; close one");
     }
-    *place = {current_process(), 0, 0};
+    *place = {current_process(), 0, 0, 0};
     self_ = kFirstOwner + static_cast<std::uint32_t>(place - header_->openers);
 }
 
@@ -221,6 +242,11 @@ void PageLedger::give(std::span<const std::uint32_t> pages) {
     Header& h = *header_;
     for (const std::uint32_t page : pages) {
         if (page >= h.capacity || owners_[page] != self_) throw std::logic_error("a page is given back by who does not hold it");
+        if (has_guest(page)) {
+            owners_[page] = kOrphan;
+            ++h.orphans;
+            continue;
+        }
         owners_[page] = kKept;
         --h.held;
         ++h.kept;
@@ -228,6 +254,50 @@ void PageLedger::give(std::span<const std::uint32_t> pages) {
     }
     punch_excess(h.budget);
 }
+
+bool PageLedger::hold(std::span<const std::uint32_t> pages, const Member& lender) {
+    Guard guard(*this);
+    Header& h = *header_;
+    if (lender.place >= kMaxProcesses) return false;
+    const ProcessId& there = h.openers[lender.place].process;
+    if (there.pid == 0 || there.pid != lender.process.pid || there.start_ticks != lender.process.start_ticks) return false;
+    if (std::any_of(pages.begin(), pages.end(), [&](std::uint32_t p) { return p >= h.capacity || owners_[p] < kFirstOwner; })) return false;
+    const std::uint32_t place = self_ - kFirstOwner;
+    for (const std::uint32_t page : pages) {
+        std::uint64_t& word = guests_[page * kGuestWords + place / 64];
+        const std::uint64_t bit = std::uint64_t{1} << (place % 64);
+        if ((word & bit) != 0) continue;
+        h.guest_pages += !has_guest(page);
+        word |= bit;
+        ++h.openers[place].num_held;
+    }
+    return true;
+}
+
+void PageLedger::unhold(std::span<const std::uint32_t> pages) noexcept {
+    try {
+        Guard guard(*this);
+        for (const std::uint32_t page : pages) remove_guest(page, self_ - kFirstOwner);
+        punch_excess(header_->budget);
+    } catch (const Error&) {  // an unusable mutex: the pages go with the process
+    }
+}
+
+void PageLedger::have_guests(std::span<const std::uint32_t> pages, std::span<const std::size_t> ends, std::span<std::uint8_t> out) {
+    Guard guard(*this);
+    const auto visited = [&](std::uint32_t page) { return page != kNoPage && has_guest(page); };
+    for (std::size_t i = 0, begin = 0; i < ends.size(); begin = ends[i++]) {
+        const auto group = pages.subspan(begin, ends[i] - begin);
+        out[i] = std::any_of(group.begin(), group.end(), visited);
+    }
+}
+
+std::uint64_t PageLedger::departures() {
+    Guard guard(*this);
+    return header_->departures;
+}
+
+PageLedger::Member PageLedger::self() const { return {current_process(), self_ - kFirstOwner}; }
 
 void PageLedger::set_budget(std::uint64_t pages) {
     Guard guard(*this);
@@ -253,9 +323,14 @@ std::uint64_t PageLedger::reap() {
 
 PageLedger::Counts PageLedger::counts() {
     Guard guard(*this);
-    const auto live = std::count_if(header_->openers, header_->openers + kMaxProcesses,
-                                    [](const Opener& o) { return o.process.pid != 0; });
-    return {header_->capacity, header_->budget, header_->held, header_->kept, static_cast<std::uint64_t>(live)};
+    const Header& h = *header_;
+    std::vector<std::int64_t> pids;  // a process may be registered several times
+    for (const Opener& opener : h.openers) {
+        if (opener.process.pid != 0) pids.push_back(opener.process.pid);
+    }
+    std::sort(pids.begin(), pids.end());
+    const auto live = std::unique(pids.begin(), pids.end()) - pids.begin();
+    return {h.capacity, h.budget, h.held, h.kept, static_cast<std::uint64_t>(live), h.guest_pages, h.orphans};
 }
 
 void PageLedger::check() {
@@ -263,19 +338,29 @@ void PageLedger::check() {
     const Header& h = *header_;
     std::uint64_t held = 0;
     std::uint64_t kept = 0;
+    std::uint64_t guests = 0;
+    std::uint64_t orphans = 0;
     for (std::uint64_t page = 0; page < h.touched; ++page) {
         const std::uint32_t owner = owners_[page];
+        const bool visited = has_guest(page);
         held += owner >= kFirstOwner;
         kept += owner == kKept;
-        if (owner >= kFirstOwner + kMaxProcesses) throw std::logic_error("a page has an owner that cannot be");
-        if (owner >= kFirstOwner && h.openers[owner - kFirstOwner].process.pid == 0) throw std::logic_error("a page has no owner");
+        guests += visited;
+        orphans += owner == kOrphan;
+        if (owner > kOrphan) throw std::logic_error("a page has an owner that cannot be");
+        if (visited && owner < kFirstOwner) throw std::logic_error("a free page has guests");
+        if (owner == kOrphan && !visited) throw std::logic_error("a page has neither owner nor guest and is not free");
+        if (owner >= kFirstOwner && owner != kOrphan && h.openers[owner - kFirstOwner].process.pid == 0) throw std::logic_error("a page has no owner");
         if (owner < kFirstOwner && page < h.lowest_free) throw std::logic_error("a free page lies below lowest_free");
     }
+    if (guests != h.guest_pages || orphans != h.orphans) throw std::logic_error("the ledger counts guests wrong");
     if (held != h.held || kept != h.kept) throw std::logic_error("the ledger's counters differ from its owners");
     if (h.kept > 0 && h.held + h.kept > h.budget) throw std::logic_error("pages are kept beyond the budget");
 }
 
 std::size_t PageLedger::page_bytes() const noexcept { return header_->page_bytes; }
+
+std::uint64_t PageLedger::id() const noexcept { return header_->id; }
 
 std::uint64_t PageLedger::capacity() const noexcept { return header_->capacity; }
 
@@ -283,38 +368,81 @@ std::uint64_t PageLedger::capacity() const noexcept { return header_->capacity; 
 
 void PageLedger::rebuild() {
     Header& h = *header_;
-    h.held = h.kept = h.lowest_free = 0;
+    h.held = h.kept = h.lowest_free = h.guest_pages = h.orphans = 0;
+    for (Opener& opener : h.openers) opener.num_held = 0;
     for (std::uint64_t page = 0; page < h.touched; ++page) {
+        if (owners_[page] == kOrphan && !any_guest(page)) owners_[page] = kKept;
         h.held += owners_[page] >= kFirstOwner;
         h.kept += owners_[page] == kKept;
+        h.orphans += owners_[page] == kOrphan;
+        h.guest_pages += any_guest(page);
+        for (std::uint32_t place = 0; place < kMaxProcesses && any_guest(page); ++place) {
+            h.openers[place].num_held += guests_[page * kGuestWords + place / 64] >> (place % 64) & 1;
+        }
     }
+    ++h.departures;
     reap_locked();
 }
 
 std::uint64_t PageLedger::reap_locked() {
-    std::uint64_t freed = 0;
+    const std::uint64_t before = header_->kept;
     for (std::size_t i = 0; i < kMaxProcesses; ++i) {
         Opener& opener = header_->openers[i];
         if (opener.process.pid == 0 || is_alive(opener.process)) continue;
-        freed += release_owner(kFirstOwner + static_cast<std::uint32_t>(i));
+        remove_guest_everywhere(static_cast<std::uint32_t>(i));
+        release_owner(kFirstOwner + static_cast<std::uint32_t>(i));
         opener = {};
     }
+    const std::uint64_t freed = header_->kept - before;
     if (freed > 0) punch_excess(header_->budget);
     return freed;
 }
 
-std::uint64_t PageLedger::release_owner(std::uint32_t owner) {
+void PageLedger::release_owner(std::uint32_t owner) {
     Header& h = *header_;
     std::uint64_t freed = 0;
     for (std::uint64_t page = 0; page < h.touched; ++page) {
         if (owners_[page] != owner) continue;
+        if (has_guest(page)) {
+            owners_[page] = kOrphan;
+            ++h.orphans;
+            continue;
+        }
         owners_[page] = kKept;
         h.lowest_free = std::min(h.lowest_free, page);
         ++freed;
     }
     h.held -= freed;
     h.kept += freed;
-    return freed;
+}
+
+bool PageLedger::has_guest(std::uint64_t page) const noexcept { return header_->guest_pages > 0 && any_guest(page); }
+
+bool PageLedger::any_guest(std::uint64_t page) const noexcept {
+    const std::uint64_t* const words = guests_ + page * kGuestWords;
+    return std::any_of(words, words + kGuestWords, [](std::uint64_t word) { return word != 0; });
+}
+
+void PageLedger::remove_guest(std::uint64_t page, std::uint32_t place) noexcept {
+    Header& h = *header_;
+    std::uint64_t& word = guests_[page * kGuestWords + place / 64];
+    const std::uint64_t bit = std::uint64_t{1} << (place % 64);
+    if ((word & bit) == 0) return;
+    word &= ~bit;
+    --h.openers[place].num_held;
+    if (has_guest(page)) return;
+    --h.guest_pages;
+    ++h.departures;
+    if (owners_[page] != kOrphan) return;
+    owners_[page] = kKept;
+    --h.orphans;
+    --h.held;
+    ++h.kept;
+    h.lowest_free = std::min(h.lowest_free, page);
+}
+
+void PageLedger::remove_guest_everywhere(std::uint32_t place) noexcept {
+    for (std::uint64_t page = 0; header_->openers[place].num_held > 0 && page < header_->touched; ++page) remove_guest(page, place);
 }
 
 // A kept page if there is one, so that memory is reused; else the lowest hole. There is one: held < budget <= capacity.

@@ -1,12 +1,16 @@
 // Who holds each physical page of an arena, in memory that every process of the arena maps.
 // The truth is one word a page (`owners`); all counters can be rebuilt from it, so a process that dies inside a call
 // leaves nothing half done: what it held is free once it is seen to be dead.
+// Beside its owner a page may have guests: other registrations that read what lies in it. It is free only when it has
+// neither; one whose owner went first is an orphan until its last guest leaves.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "core/process.hpp"
 
 namespace poolweave {
 
@@ -20,6 +24,13 @@ class PageLedger {
         std::uint64_t held;      // owned by a live process
         std::uint64_t kept;      // free, with memory behind them
         std::uint64_t processes;
+        std::uint64_t guests;    // pages that others than their owner read
+        std::uint64_t orphans;   // held by guests alone
+    };
+    // A registration as others can name it.
+    struct Member {
+        ProcessId process;
+        std::uint32_t place = 0;  // in the list of openers
     };
 
     // A new ledger of `capacity` pages that may use `budget` of them; `data_fd` is the file the pages lie in.
@@ -46,6 +57,15 @@ class PageLedger {
     // Free the pages of processes that died. Returns how many.
     std::uint64_t reap();
 
+    // Be a guest on pages that `lender` vouches for: all, or, returning false, none because it is gone and may have lost them.
+    bool hold(std::span<const std::uint32_t> pages, const Member& lender);
+    void unhold(std::span<const std::uint32_t> pages) noexcept;
+    // Whether a page of each group has a guest; kNoPage has none. Group i ends before pages[ends[i]].
+    void have_guests(std::span<const std::uint32_t> pages, std::span<const std::size_t> ends, std::span<std::uint8_t> out);
+    // How often guests have left: while it stands, have_guests() says of nothing that it lost its last one.
+    std::uint64_t departures();
+    Member self() const;
+
     // Count a range of this registration. Throws kConfig when another range, of any process, is sole or this one would be.
     void add_range(bool sole);
     void drop_range() noexcept;
@@ -55,6 +75,7 @@ class PageLedger {
     int fd() const noexcept { return ledger_fd_; }
     std::size_t page_bytes() const noexcept;
     std::uint64_t capacity() const noexcept;
+    std::uint64_t id() const noexcept;  // drawn at creation: names the arena to its members
 
   private:
     struct Header;
@@ -65,7 +86,11 @@ class PageLedger {
     void enroll();
     void rebuild();
     std::uint64_t reap_locked();
-    std::uint64_t release_owner(std::uint32_t owner);
+    void release_owner(std::uint32_t owner);
+    bool has_guest(std::uint64_t page) const noexcept;
+    bool any_guest(std::uint64_t page) const noexcept;
+    void remove_guest(std::uint64_t page, std::uint32_t place) noexcept;
+    void remove_guest_everywhere(std::uint32_t place) noexcept;
     std::uint32_t find_free();
     void own(std::uint32_t page);
     void punch_excess(std::uint64_t allowed);
@@ -74,6 +99,7 @@ class PageLedger {
     int ledger_fd_;
     Header* header_;
     std::uint32_t* owners_;
+    std::uint64_t* guests_;  // a set of places a page
     std::size_t nbytes_;
     std::uint32_t self_ = 0;  // what `owners` holds for our pages
 };

@@ -287,6 +287,18 @@ bool RadixTree::set_tenant(std::uint32_t ns, std::uint32_t tenant) {
     return true;
 }
 
+std::vector<std::uint32_t> RadixTree::forget(std::span<const std::uint32_t> namespaces) {
+    std::vector<std::uint32_t> gone;
+    gone.reserve(namespaces.size());
+    const std::unique_lock guard(lock_);
+    for (const std::uint32_t ns : namespaces) {
+        if (find_root(ns) != kNoNode) continue;
+        tenant_names_.erase(ns);
+        gone.push_back(ns);
+    }
+    return gone;
+}
+
 void RadixTree::release_tenant(std::uint64_t key) noexcept {
     const auto found = tenants_.find(key);
     if (--found->second->num_roots == 0) tenants_.erase(found);

@@ -26,7 +26,9 @@ std::size_t max_ghosts(std::size_t max_bytes) {
 }
 
 // Under a cap, what misses are remembered by takes at most a sixteenth of it.
-std::size_t miss_slots(std::size_t max_bytes) {
+std::size_t miss_slots(const RadixConfig& config) {
+    const std::size_t max_bytes = config.max_bytes;
+    if (!config.explains_misses) return 1;
     if (max_bytes == 0) return kMaxMissSlots;
     return std::min(kMaxMissSlots, std::bit_floor(max_bytes / 64));
 }
@@ -63,7 +65,7 @@ RadixTree::RadixTree(const RadixConfig& config)
       block_shift_(static_cast<std::uint32_t>(std::countr_zero(config.block_tokens))),
       block_bytes_(config.block_tokens * sizeof(std::int32_t)),
       nodes_(config.block_tokens),
-      misses_(miss_slots(config.max_bytes)),
+      misses_(miss_slots(config)),
       order_(make_eviction_order({config.eviction, config.cost, config.block_tokens, max_ghosts(config.max_bytes)})) {}
 
 // --- tokens and bucket hashes ------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ struct RadixConfig {
     std::uint64_t seed = 0;               // of the bucket hashes
     std::string eviction = "lru";         // the order of victims; a tenant's own cap always takes its least recently used
     RecomputeCost cost = {};              // for "cost-aware"
+    bool explains_misses = true;          // remember what went, at 256 KiB a tree; otherwise all was never stored
 };
 
 struct Match {
@@ -114,6 +115,8 @@ class RadixTree {
     // Accounts `ns` to `tenant`; until then each namespace is a tenant of its own. False, and without effect, while
     // the namespace holds blocks on another account.
     bool set_tenant(std::uint32_t ns, std::uint32_t tenant);
+    // Those of `namespaces` that hold nothing: each is a tenant of its own again, and nothing is kept of it.
+    std::vector<std::uint32_t> forget(std::span<const std::uint32_t> namespaces);
 
     std::uint32_t block_tokens() const noexcept { return config_.block_tokens; }
     std::size_t num_blocks() const;

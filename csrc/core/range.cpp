@@ -36,7 +36,8 @@ void require_mappings(std::uint64_t needed, std::uint64_t page_bytes) {
 
 }  // namespace
 
-Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole) : arena_(std::move(arena)), sole_(sole) {
+Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole, std::uint64_t guest_bytes)
+    : arena_(std::move(arena)), sole_(sole) {
     const std::uint64_t page = arena_->page_bytes();
     const std::uint64_t pages = arena_->to_pages(nbytes);
     const std::uint64_t capacity = arena_->ledger().capacity();
@@ -45,15 +46,24 @@ Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole) : ar
                                        std::to_string(capacity) + "; give it 1 page or more, and raise the arena's capacity");
     }
     if (!sole) require_mappings(std::min(pages, 2 * capacity + 1), page);
-    table_.assign(pages, kNoPage);
+    const std::uint64_t guest_pages = arena_->to_pages(guest_bytes);
+    if (guest_pages > 0) {
+        share_table(pages + guest_pages);
+    } else {
+        private_table_.assign(pages, kNoPage);
+        table_ = private_table_;
+    }
+    guest_table_ = table_.subspan(pages);
+    table_ = table_.first(pages);
     pinned_.assign(pages, false);
     arena_->ledger().add_range(sole);
-    nbytes_ = pages * page;
+    nbytes_ = (pages + guest_pages) * page;
     reserved_bytes_ = nbytes_ + page;  // room to align the base
     reserved_ = mmap(nullptr, reserved_bytes_, PROT_READ, kReserve, -1, 0);
     if (reserved_ == MAP_FAILED) {
         const int number = errno;
         arena_->ledger().drop_range();
+        unshare_table();
         throw Error(Code::kOs, "cannot reserve " + std::to_string(nbytes_) + " bytes of address space: " + std::strerror(number),
                     {number});
     }
@@ -64,6 +74,7 @@ Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole) : ar
 Range::~Range() {
     forget_pins(0, num_pages());
     munmap(reserved_, reserved_bytes_);
+    guest_arena_.reset();  // its registration ends, and all that it held as a guest
     std::vector<std::uint32_t> pages;
     std::copy_if(table_.begin(), table_.end(), std::back_inserter(pages), [](std::uint32_t p) { return p != kNoPage; });
     try {
@@ -71,6 +82,7 @@ Range::~Range() {
     } catch (const Error&) {  // the ledger's mutex is unusable: the pages go with the process
     }
     arena_->ledger().drop_range();
+    unshare_table();
 }
 
 void Range::map(std::uint64_t first, std::uint64_t count) {
@@ -180,6 +192,7 @@ void Range::check() const {
         mapped += table_[index] != kNoPage;
         if (sole_ && table_[index] != kNoPage && table_[index] != index) throw std::logic_error("a sole range is not in place");
     }
+    check_guests();
     if (mapped != num_mapped_) throw std::logic_error("a range counts its pages wrong");
 }
 

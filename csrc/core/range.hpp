@@ -3,12 +3,17 @@
 //
 //   address   base                                          base + nbytes
 //             [ mapped pages, read and write ][ zeros, read-only        )
+//
+// Behind its own pages a range may have room for guests: pages of other ranges of the arena, mapped read-only as long as
+// blocks in them are taken. Which arena page lies behind each of its pages is then written to a file that the owners of
+// other ranges map: they find there what they may take.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "core/arena.hpp"
@@ -19,8 +24,8 @@ class Range {
   public:
     // Reserve `nbytes` (rounded up to whole pages); costs no memory. `sole`: the arena has no other range, so page p of the
     // range is page p of the file and runs of pages are single kernel mappings. A range that is not sole may need a kernel
-    // mapping a page: throws kConfig when vm.max_map_count could not hold them.
-    Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole);
+    // mapping a page: throws kConfig when vm.max_map_count could not hold them. `guest_bytes` more may hold guests.
+    Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole, std::uint64_t guest_bytes = 0);
     Range(const Range&) = delete;
     Range& operator=(const Range&) = delete;
     ~Range();  // pages go back to the arena
@@ -35,9 +40,21 @@ class Range {
     void ensure(std::uint64_t first, std::uint64_t count);
     void drop(std::uint64_t first, std::uint64_t count);
 
+    // Take blocks of another range: block i is to lie at byte rows[i] * block_bytes of this one, all of it behind the own
+    // pages, where page p is page p - shift of `lender`'s range, as its `table` says. All, or, returning false, none: the
+    // lender is gone, or its page is not what it was. Cost: a system call for each run of pages that are new here.
+    bool take_guests(const PageLedger::Member& lender, std::span<const std::int32_t> rows, std::uint64_t block_bytes,
+                     std::int64_t shift, std::span<const std::uint32_t> table);
+    // Blocks taken before are done with, each once.
+    void drop_guests(std::span<const std::int32_t> rows, std::uint64_t block_bytes);
+    // Whether others are guests on pages of each of these blocks. False behind the own pages.
+    void have_guests(std::span<const std::int32_t> rows, std::uint64_t block_bytes, std::span<std::uint8_t> out);
+    // The table in a file, read-only, for others; owned by the range. -1 where there is no room for guests.
+    int table_fd() const noexcept { return table_fd_; }
+
     std::byte* data() const noexcept { return base_; }
-    std::uint64_t nbytes() const noexcept { return nbytes_; }
-    std::uint64_t num_pages() const noexcept { return table_.size(); }
+    std::uint64_t nbytes() const noexcept { return nbytes_; }  // room for guests included
+    std::uint64_t num_pages() const noexcept { return table_.size(); }  // own ones
     std::uint64_t num_mapped() const;
     std::uint64_t num_mapped_from(std::uint64_t first) const;
     // The arena page behind page `index` of the range; kNoPage when there is none.
@@ -57,6 +74,13 @@ class Range {
     void pin(std::uint64_t first, std::uint64_t count);
     void forget_pins(std::uint64_t first, std::uint64_t count) noexcept;
     bool reserve_again(std::uint64_t first, std::uint64_t count) noexcept;
+    void share_table(std::uint64_t pages);
+    void unshare_table() noexcept;
+    void check_guests() const;
+    void unmap_guests(std::span<const std::uint64_t> indices) noexcept;
+    void let_go(std::span<const std::uint32_t> pages);
+    template <typename Each>
+    void each_page(std::span<const std::int32_t> rows, std::uint64_t block_bytes, Each each) const;
 
     std::shared_ptr<Arena> arena_;
     bool sole_;
@@ -65,7 +89,15 @@ class Range {
     void* reserved_ = nullptr;  // what mmap returned; base_ is aligned to a page of the arena
     std::uint64_t reserved_bytes_ = 0;
     mutable std::mutex mutex_;  // guards the table
-    std::vector<std::uint32_t> table_;
+    std::vector<std::uint32_t> private_table_;  // what table_ shows where nobody else reads it
+    std::span<std::uint32_t> table_;            // of the own pages
+    std::span<std::uint32_t> guest_table_;      // of those behind them
+    std::vector<std::uint32_t> guest_refs_;     // blocks taken, by page behind the own ones; empty until the first
+    // How many pages of ours show a page of the arena, by that: it may have come by several ways, from its owner and
+    // handed on. Empty until the first.
+    std::vector<std::uint32_t> guest_views_;
+    std::shared_ptr<Arena> guest_arena_;        // the arena joined once more: as a guest
+    int table_fd_ = -1;
     std::vector<bool> pinned_;
     std::uint64_t num_mapped_ = 0;
 };

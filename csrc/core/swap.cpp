@@ -20,14 +20,12 @@ struct Piece {
     std::uint64_t nbytes;
 };
 
-// All pieces, neighbours joined.
-std::vector<Piece> plan(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
-                        std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes) {
+// Appends all pieces, neighbours joined.
+void plan(std::vector<Piece>& pieces, const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+          std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes) {
     const bool whole = from.plane_stride == plane_bytes && to.plane_stride == plane_bytes;
     const std::uint64_t planes = whole ? 1 : num_planes;
     const std::uint64_t nbytes = whole ? num_planes * plane_bytes : plane_bytes;
-    std::vector<Piece> pieces;
-    pieces.reserve(planes * from_slots.size());
     for (std::uint64_t plane = 0; plane < planes; ++plane) {
         for (std::size_t i = 0; i < from_slots.size(); ++i) {
             std::byte* const target = to.base + static_cast<std::uint64_t>(to_slots[i]) * to.slot_stride + plane * to.plane_stride;
@@ -43,7 +41,6 @@ std::vector<Piece> plan(const TierGeometry& from, const TierGeometry& to, std::s
             pieces.push_back({target, source, nbytes});
         }
     }
-    return pieces;
 }
 
 // The bytes [begin, end) of all pieces laid end to end.
@@ -58,15 +55,10 @@ void copy_span(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint6
     }
 }
 
-}  // namespace
-
-void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
-                 std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads) {
-    const std::vector<Piece> pieces = plan(from, to, from_slots, to_slots, num_planes, plane_bytes);
-    const std::uint64_t total = from_slots.size() * num_planes * plane_bytes;
+void copy_all(const std::vector<Piece>& pieces, std::uint64_t total, bool streamed, unsigned threads) {
     const std::uint64_t parts = std::clamp<std::uint64_t>(total / kBytesPerThread, 1, std::max(threads, 1u));
     const auto bound = [&](std::uint64_t part) { return part == parts ? total : total / parts * part / 64 * 64; };
-    const auto copy = [&](std::uint64_t part) { copy_span(pieces, bound(part), bound(part + 1), total >= kStreamedTotal); };
+    const auto copy = [&](std::uint64_t part) { copy_span(pieces, bound(part), bound(part + 1), streamed); };
     std::vector<std::jthread> workers;
     for (std::uint64_t part = 1; part < parts; ++part) {
         try {
@@ -76,6 +68,26 @@ void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<con
         }
     }
     copy(0);
+}
+
+}  // namespace
+
+void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+                 std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads) {
+    std::vector<Piece> pieces;
+    pieces.reserve(num_planes * from_slots.size());
+    plan(pieces, from, to, from_slots, to_slots, num_planes, plane_bytes);
+    const std::uint64_t total = from_slots.size() * num_planes * plane_bytes;
+    copy_all(pieces, total, total >= kStreamedTotal, threads);
+}
+
+void swap_planes(std::span<const TierGeometry> from, std::span<const TierGeometry> to, std::span<const std::int32_t> from_slots,
+                 std::span<const std::int32_t> to_slots, std::uint64_t plane_bytes, unsigned threads) {
+    std::vector<Piece> pieces;
+    pieces.reserve(from.size() * from_slots.size());
+    for (std::size_t i = 0; i < from.size(); ++i) plan(pieces, from[i], to[i], from_slots, to_slots, 1, plane_bytes);
+    const std::uint64_t each = from_slots.size() * plane_bytes;
+    copy_all(pieces, from.size() * each, each >= kStreamedTotal, threads);
 }
 
 }  // namespace poolweave

@@ -19,4 +19,9 @@ struct TierGeometry {
 void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
                  std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads);
 
+// The same for blocks whose planes have bases of their own: plane i of every block moves from from[i] to to[i], of which
+// the plane strides are not looked at.
+void swap_planes(std::span<const TierGeometry> from, std::span<const TierGeometry> to, std::span<const std::int32_t> from_slots,
+                 std::span<const std::int32_t> to_slots, std::uint64_t plane_bytes, unsigned threads);
+
 }  // namespace poolweave

@@ -21,6 +21,13 @@ namespace {
 
 constexpr std::size_t kMaxPieces = 256;  // iovecs a call: IOV_MAX is 1024, but a call moves a few hundred KiB at most
 
+// Bytes a send: between two the kernel takes in the acknowledgments that came meanwhile. At 1 MiB a transfer between two
+// processes takes a tenth more processor time, at 64 KiB a third more (benchmarks/bench_transfer_speed.py, a and b).
+constexpr std::uint64_t kSentAtOnce = 160u << 10;
+
+// Calls block so long, then the wait goes on where it can be aborted: while bytes flow that spares a poll for each piece.
+constexpr std::chrono::microseconds kBrief{10'000};
+
 [[noreturn]] void fail(const std::string& what) { throw Error(Code::kTransfer, what); }
 
 // The iovecs of stream bytes [offset, offset + nbytes), as many as fit; returns the bytes they cover.
@@ -55,10 +62,12 @@ std::uint64_t pieces_of(const Extents& extents, std::uint64_t offset, std::uint6
 
 Wire::Wire(int fd) : fd_(fd) {
     const int flags = ::fcntl(fd, F_GETFL);
-    if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
+    const timeval brief{0, kBrief.count()};
+    if (flags < 0 || ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0 || ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &brief, sizeof brief) < 0 ||
+        ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &brief, sizeof brief) < 0) {
         const int error = errno;
         ::close(fd);
-        throw Error(Code::kOs, std::string("fcntl on a data connection: ") + std::strerror(error), {error});
+        throw Error(Code::kOs, std::string("settings of a data connection: ") + std::strerror(error), {error});
     }
     const int one = 1;  // fails on Unix sockets, where nothing is delayed
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -103,7 +112,7 @@ void Wire::send(std::span<const std::byte> head, const Extents& extents, std::ui
     while (!head.empty() || nbytes > 0) {
         std::size_t used = 0;
         if (!head.empty()) pieces[used++] = {const_cast<std::byte*>(head.data()), head.size()};
-        if (nbytes > 0) pieces_of(extents, offset, nbytes, pieces, used);
+        if (nbytes > 0) pieces_of(extents, offset, std::min(nbytes, kSentAtOnce), pieces, used);
         msghdr message{};
         message.msg_iov = pieces.data();
         message.msg_iovlen = used;

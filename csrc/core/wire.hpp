@@ -1,4 +1,4 @@
-// Whole messages and scattered bytes over one non-blocking socket, each wait bounded by a stall and a deadline.
+// Whole messages and scattered bytes over one socket, each wait bounded by a stall and a deadline.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,7 @@ struct Patience {
 // All calls throw kTransfer when the peer closes, stalls or resets, and kClosed when `abort` is set.
 class Wire {
   public:
-    explicit Wire(int fd);  // takes ownership; makes it non-blocking and sets TCP_NODELAY where it is TCP
+    explicit Wire(int fd);  // takes ownership; sets how long a call blocks, and TCP_NODELAY where it is TCP
     ~Wire();
     Wire(const Wire&) = delete;
     Wire& operator=(const Wire&) = delete;

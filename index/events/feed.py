@@ -3,7 +3,8 @@
 While the feed is in doubt its source is credited with nothing, and what cannot be repaired is begun anew from what is
 known: a source is only ever credited with less than it holds.
 
-    WAITING --batch 0--> LIVE --gap, restart, lost connection--> DEGRADED --replay--> LIVE, or PARTIAL if it fell short
+    WAITING --batch 0, or a replay--> LIVE --gap, restart, lost connection--> DEGRADED --replay--> LIVE, or PARTIAL
+    if it fell short
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class EventFeed:
         self._complete = True
         self._supported = True
         self._away = False
+        self._answered = False  # it told once all that it could
         self._asked: int | None = None  # where the replay under way starts
         self._rebuilding = False
         self._rebuild_from = 0
@@ -54,7 +56,7 @@ class EventFeed:
     def state(self) -> FeedState:
         if self._asked is not None or self._away or not self._supported:
             return FeedState.DEGRADED
-        if self.batches == 0:
+        if self.batches == 0 and not self._answered:
             return FeedState.WAITING
         return FeedState.LIVE if self._complete else FeedState.PARTIAL
 
@@ -100,6 +102,13 @@ class EventFeed:
             return None
         return self._ask(self._last)
 
+    def look(self) -> int | None:
+        """Where a look for lost batches starts, without any doubt yet: what it finds goes to `receive` as if published.
+
+        None while a replay is under way or the link is down, and when there is nobody to ask.
+        """
+        return self._last if self._can_replay and self._asked is None and not self._away else None
+
     def disconnected(self) -> None:
         """The link was lost: the source is not credited until it is back."""
         self._away = True
@@ -111,8 +120,8 @@ class EventFeed:
         if self._asked is not None:
             self._keep(sequence, payload)
 
-    def replay_ended(self) -> int | None:
-        """What could be replayed was handed over."""
+    def replay_ended(self, *, answered: bool = True) -> int | None:
+        """What could be replayed was handed over. Not `answered`: the source fell silent."""
         if self._asked is None:
             return None
         if self._torn:
@@ -128,6 +137,7 @@ class EventFeed:
                 return 0
         elif self._rebuilding and batches and (batches[0][0] == 0 or b"AllBlocksCleared" in batches[0][1]):
             self._begin_anew(0)
+        self._answered |= answered
         self._settle(batches)
         return None
 

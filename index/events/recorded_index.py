@@ -20,12 +20,9 @@ class RecordedIndex:
         self._recorder = EventRecorder(publisher)
         self._tier = tier
         self._lock = threading.Lock()
-        self._digests: dict[int, bytes] = {}
 
     def namespace(self, identity: Identity) -> int:
-        ns = self._index.namespace(identity)
-        self._digests[ns] = identity.digest
-        return ns
+        return self._index.namespace(identity)
 
     def insert(self, tokens: TokenIds, blocks: Payloads, ns: int = 0, *, priority: int = 0) -> Inserted:
         """As `RadixIndex.insert`; what is new is published, and before it what made room."""
@@ -35,7 +32,7 @@ class RecordedIndex:
             self._recorder.removed(result.evicted)
             end = result.num_tokens // self._index.block_tokens
             new = payloads[end - result.num_new : end]
-            self._recorder.stored(array[: result.num_tokens], new, [self._tier] * len(new), self._digests.get(ns))
+            self._recorder.stored(array[: result.num_tokens], new, [self._tier] * len(new), self._index.digest(ns))
         return result
 
     def match(self, tokens: TokenIds, ns: int = 0, pin: bool = False, *, touch: bool = True) -> Match:

@@ -1,11 +1,15 @@
 """Feeds an EventIndex from ZeroMQ publishers: one SUB a source, a DEALER for replays, all pumped by one thread.
 
 Knows the sockets only; what a gap or a restart means is `EventFeed`'s.
+
+A publisher tells nobody what it published before it heard of the subscription, which may be after it answered the first
+replay, and the last batch it lost shows no gap. So a source that is silent is asked now and then what came last.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +19,15 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from poolweave.errors import ConfigError
-from poolweave.index.events.feed import EventFeed
+from poolweave.index.events.feed import EventFeed, FeedState
 from poolweave.index.events.wire import decode_sequence, encode_sequence
 from poolweave.types import Tier
 
 _LOG = logging.getLogger(__name__)
 _MAX_BATCHES_A_TURN = 256  # of one source before the others have theirs
 _MAX_MESSAGE_BYTES = 256 << 20
+_FIRST_LOOK_S = 0.2  # of silence after the link was made
+_LOOK_S = 5.0  # of silence later
 
 
 class SourceIndex(Protocol):
@@ -42,6 +48,8 @@ class _Link:
     replay: zmq.Socket[bytes] | None
     replay_endpoint: str | None
     deadline_s: float | None = None  # of the replay under way
+    looking: bool = False  # that replay is a look: the source is credited meanwhile
+    look_s: float = math.inf  # when to look next
 
 
 class KVEventSubscriber:
@@ -106,6 +114,11 @@ class KVEventSubscriber:
         link.sub.close(linger=0)
         self._index.drop_source(source)
 
+    def state(self, source: str) -> FeedState | None:
+        """How far what is known of `source` can be believed; None when nobody listens to it."""
+        link = self._links.get(source)
+        return None if link is None else link.feed.state
+
     def poll(self, timeout_s: float = 0.0) -> int:
         """Wait up to `timeout_s` for events and apply what is there; returns the messages handled."""
         ready = dict(self._poller.poll(max(0, round(timeout_s * 1000))))
@@ -117,9 +130,13 @@ class KVEventSubscriber:
                 handled += self._read_batches(link)
             if link.replay is not None and link.replay in ready:
                 handled += self._read_replay(link)
-            if link.deadline_s is not None and self._clock() >= link.deadline_s:
-                _LOG.warning("replay from event source %s timed out", link.name)
-                self._end_replay(link)
+            now = self._clock()
+            if link.deadline_s is not None and now >= link.deadline_s:
+                if not link.looking:
+                    _LOG.warning("replay from event source %s timed out", link.name)
+                self._end_replay(link, answered=False)
+            if link.look_s <= now:
+                self._look(link, now)
         return handled
 
     def close(self) -> None:
@@ -137,8 +154,10 @@ class KVEventSubscriber:
     def _read_monitor(self, link: _Link) -> int:
         if recv_monitor_message(link.monitor)["event"] == zmq.EVENT_DISCONNECTED:
             link.feed.disconnected()
+            link.look_s = math.inf
         else:
             self._ask(link, link.feed.connected())
+            link.look_s = self._clock() + _FIRST_LOOK_S
         return 1
 
     def _read_batches(self, link: _Link) -> int:
@@ -151,6 +170,7 @@ class KVEventSubscriber:
             if sequence is None:
                 _LOG.warning("event source %s sent %d frames that are no batch", link.name, len(frames))
                 continue
+            link.look_s = max(link.look_s, self._clock() + _LOOK_S)
             self._ask(link, link.feed.receive(sequence, frames[2]))
         return _MAX_BATCHES_A_TURN
 
@@ -166,15 +186,31 @@ class KVEventSubscriber:
             if sequence is None:
                 self._end_replay(link)
                 return count + 1
-            link.feed.replayed(sequence, frames[3])
+            if link.looking:
+                self._ask(link, link.feed.receive(sequence, frames[3]))
+                if not link.looking:
+                    return count + 1  # it found a gap: what follows comes with the replay
+            else:
+                link.feed.replayed(sequence, frames[3])
         return _MAX_BATCHES_A_TURN
 
     def _ask(self, link: _Link, sequence: int | None) -> None:
-        """Start the replay that the feed asked for, on a fresh socket: answers to an older one must not come in."""
-        if sequence is None:
-            return
+        """Start the replay that the feed asked for."""
+        if sequence is not None:
+            _LOG.info("event source %s is replayed from batch %d", link.name, sequence)
+            self._request(link, sequence)
+
+    def _look(self, link: _Link, now: float) -> None:
+        """Ask a silent source for its last batches, of which all should be known."""
+        link.look_s = now + _LOOK_S
+        sequence = link.feed.look()
+        if sequence is not None and link.replay is None:
+            self._request(link, sequence)
+            link.looking = True
+
+    def _request(self, link: _Link, sequence: int) -> None:
+        """On a fresh socket: answers to an older request must not come in."""
         self._drop_replay(link)
-        _LOG.info("event source %s is replayed from batch %d", link.name, sequence)
         assert link.replay_endpoint is not None
         link.replay = self._context.socket(zmq.DEALER)
         link.replay.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
@@ -183,12 +219,14 @@ class KVEventSubscriber:
         self._poller.register(link.replay, zmq.POLLIN)
         link.deadline_s = self._clock() + self._replay_timeout_s
 
-    def _end_replay(self, link: _Link) -> None:
+    def _end_replay(self, link: _Link, *, answered: bool = True) -> None:
+        looked = link.looking
         self._drop_replay(link)
-        self._ask(link, link.feed.replay_ended())
+        if not looked:
+            self._ask(link, link.feed.replay_ended(answered=answered))
 
     def _drop_replay(self, link: _Link) -> None:
-        link.deadline_s = None
+        link.deadline_s, link.looking = None, False
         if link.replay is not None:
             self._poller.unregister(link.replay)
             link.replay.close(linger=0)

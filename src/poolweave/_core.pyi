@@ -31,6 +31,10 @@ class ArenaStats:
     def huge_pages(self) -> bool: ...
     @property
     def pinned_bytes(self) -> int: ...
+    @property
+    def guest_bytes(self) -> int: ...
+    @property
+    def orphan_bytes(self) -> int: ...
 
 class Want(enum.Enum):
     """Whether a kind of memory is asked for."""
@@ -65,6 +69,19 @@ class Arena:
         """The memory opened read-only; the arena owns the descriptor."""
 
     @property
+    def member(self) -> tuple[int, int, int]:
+        """
+        This registration as take_guests() of others names it: (pid, start, place).
+        """
+
+    @property
+    def id(self) -> int:
+        """Names the arena to its members."""
+
+    def departures(self) -> int:
+        """How often a page lost its last guest."""
+
+    @property
     def data_fd(self) -> int: ...
     @property
     def ledger_fd(self) -> int: ...
@@ -74,7 +91,7 @@ class Arena:
 class Range:
     """Reserved address space into which an arena's pages are mapped."""
 
-    def __init__(self, arena: Arena, nbytes: int, sole: bool = False) -> None: ...
+    def __init__(self, arena: Arena, nbytes: int, sole: bool = False, guest_bytes: int = 0) -> None: ...
     def map(self, first: int, count: int) -> None: ...
     def unmap(self, first: int, count: int) -> None: ...
     def ensure(self, first: int, count: int) -> None:
@@ -86,6 +103,31 @@ class Range:
     def page_at(self, index: int) -> int:
         """The arena page behind page `index`, or -1."""
 
+    def take_guests(
+        self,
+        lender: tuple[int, int, int],
+        rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        block_bytes: int,
+        shift: int,
+        table: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> bool:
+        """Map blocks of another range here, read-only; False when it is gone."""
+
+    def drop_guests(
+        self,
+        rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        block_bytes: int,
+    ) -> None: ...
+    def have_guests(
+        self,
+        rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        block_bytes: int,
+        out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None:
+        """1 for each block in whose pages others read."""
+
+    @property
+    def table_fd(self) -> int: ...
     def num_mapped_from(self, first: int) -> int: ...
     def check(self) -> None: ...
     def buffer(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
@@ -255,12 +297,18 @@ class BlockTable:
         tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
         slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
         unsealed: bool = False,
-    ) -> None: ...
+        base: int = 0,
+    ) -> None:
+        """
+        Tiers are given by their numbers plus `base`: numpy takes ten times as long to add that.
+        """
+
     def give_back(
         self,
         handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
         tiers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
         slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        base: int = 0,
     ) -> int: ...
     def locate(
         self,
@@ -340,6 +388,26 @@ class BlockTable:
         1 for each block that its tenant's limits let lie in the tier, taken in order.
         """
 
+    GUESTS: int = 2
+
+    def set_guests(self, base: int, count: int) -> None:
+        """Guests may lie at slots [base, base + count)."""
+
+    def adopt(
+        self,
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")],
+        fresh: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
+    ) -> int:
+        """
+        Blocks where guests were taken, one reference each. -> how many, from the first on.
+        """
+
+    def take_departed(self) -> list[int]:
+        """Slots that guests have left since the last call."""
+
+    @property
+    def has_departed(self) -> bool: ...
     def begin_mirrors(
         self,
         handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
@@ -373,6 +441,14 @@ def swap_blocks(
     from_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     to_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     num_planes: int,
+    plane_bytes: int,
+    threads: int,
+) -> None: ...
+def swap_planes(
+    sources: Sequence[TierGeometry],
+    targets: Sequence[TierGeometry],
+    from_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    to_slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     plane_bytes: int,
     threads: int,
 ) -> None: ...
@@ -542,6 +618,9 @@ class RadixTree:
         """The name of the policy."""
 
     def set_tenant(self, ns: int, tenant: int) -> bool: ...
+    def forget(self, namespaces: Sequence[int]) -> list[int]:
+        """Those of these that hold nothing; nothing is kept of them."""
+
     def tenant_bytes(self, ns: int) -> int: ...
     def stats(self) -> RadixStats: ...
     def check(self) -> str:
@@ -604,6 +683,82 @@ class RadixTree:
 
     def clear_all(self, reason: MissReason) -> NDArray[numpy.uint64]:
         """Everything that is not pinned."""
+
+class BlockCatalogue:
+    """
+    An index and a table in step. The caller holds the pool's lock in every call.
+    """
+
+    def __init__(self, table: BlockTable, tree: RadixTree) -> None: ...
+    def match(self, tokens: NDArray[numpy.int32], ns: int) -> Match:
+        """
+        The longest indexed prefix, with one reference on each block for the caller.
+        """
+
+    def insert(self, tokens: NDArray[numpy.int32], blocks: NDArray[numpy.uint64], ns: int) -> Inserted:
+        """Index the whole blocks of tokens that `blocks` has; atomic."""
+
+    def place(
+        self,
+        tokens: NDArray[numpy.int32] | None,
+        ns: int,
+        mask: int,
+        tenant: int,
+        handles: NDArray[numpy.uint64],
+        tiers: NDArray[numpy.uint8],
+        slots: NDArray[numpy.int32],
+    ) -> tuple[int, bool]:
+        """
+        Fill `handles` with blocks that are here already and fresh ones, one reference on each for the caller, and
+        the rest with the Tier values and slots of the fresh ones. Returns how many were here, and False when no
+        room was found for the fresh ones: then there are none. No `mask` allocates nothing.
+        """
+
+    def commit(
+        self,
+        held: NDArray[numpy.uint64],
+        fresh: NDArray[numpy.uint64],
+        num_whole: int,
+        tokens: NDArray[numpy.int32] | None,
+        ns: int,
+        private: bool,
+    ) -> Inserted:
+        """
+        They came: seal the full ones of fresh, and index all full ones by tokens, if given.
+        """
+
+class Intake:
+    """
+    Takes small offers in out of a peer's mapped memory. The caller holds the pool's lock.
+    """
+
+    def __init__(self, catalogue: BlockCatalogue, ours: Tiers, theirs: Tiers, words: NDArray[numpy.uint64]) -> None: ...
+    def take(
+        self,
+        tokens: bytes,
+        ns: int,
+        num_whole: int,
+        mask: int,
+        number: int,
+        tiers: bytes,
+        slots: bytes,
+        checksums: bytes,
+        keep: bool,
+        release: bool,
+    ) -> tuple[bool, int, int, int, NDArray[numpy.uint64] | None]:
+        """
+        (done, available, num_held, num_calls, blocks): match, pin, allocate, copy while the word of `number` stands,
+        check, seal and index. Not done: nothing is left of it. `keep`: the blocks, with the caller's references,
+        else none are left. `available` blocks became free or evictable. `release` lets others have the GIL.
+        """
+
+    def take_message(
+        self, message: bytes, identity: bytes, ns: int, block_tokens: int, most_blocks: int, most_held: int
+    ) -> tuple[bool, int, int, int, int] | None:
+        """
+        (done, available, num_pulled, num_calls, number) of an offer without a tag, as take() of it read out of its
+        message; None for any other message, or another identity. Over `most_held` blocks others have the GIL.
+        """
 
 def chained_keys(tokens: NDArray[numpy.int32], block_tokens: int, parent: bytes) -> NDArray[numpy.uint8]:
     """Chained 128-bit keys of the whole blocks of int32 tokens."""
@@ -914,15 +1069,19 @@ class Channel:
     @property
     def buffered(self) -> int: ...
     def take_descriptors(self) -> list[int]: ...
-    def watch(self, seconds: float) -> bool:
+    def watch(self, look_s: float, sleep_s: float) -> bool:
         """
-        True when there is something to read; watches that long without sleeping.
+        True when there may be something to read: looks for `look_s` where that pays, then sleeps up to `sleep_s`.
         """
 
-def wait_ready(epoll: int, spin_s: float, timeout_s: float) -> list[tuple[int, int]]:
-    """
-    (descriptor, events) of what is ready: looks for `spin_s` without sleeping, then sleeps up to `timeout_s`.
-    """
+class Poller:
+    """Waits on an epoll descriptor, which it borrows. For one thread."""
+
+    def __init__(self, epoll: int) -> None: ...
+    def wait(self, look_s: float, timeout_s: float) -> list[tuple[int, int]]:
+        """
+        (descriptor, events) of what is ready: looks for `look_s` where that pays, then sleeps up to `timeout_s`.
+        """
 
 def block_keys(
     tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
@@ -979,12 +1138,164 @@ class PromptTree:
         now: float,
         scores: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
     ) -> int: ...
+    def match_at(
+        self,
+        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        now: float,
+        slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        held: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+        scale: int,
+    ) -> None: ...
     def limit(self, slot: int, blocks: int) -> None: ...
     def retire(self, slot: int) -> None: ...
     def sweep(self, now: float, max_nodes: int) -> int: ...
     def entries(self, slot: int) -> int: ...
     def stats(self) -> PromptTreeStats: ...
     def check(self) -> None: ...
+
+class CandidateTable:
+    """
+    What each instance that may take a prompt holds of it, has to do, and would take.
+    """
+
+    def __init__(
+        self,
+        slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        pending_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slowness: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None: ...
+    @staticmethod
+    def of(
+        slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        held_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        queued_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        own_s: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        uncached_s: float,
+    ) -> CandidateTable:
+        """One with these entries."""
+
+    def score(
+        self,
+        tree: PromptTree,
+        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        now: float,
+        block_tokens: int,
+    ) -> None:
+        """Adds what this tree believes to be held."""
+
+    def believe(
+        self,
+        credit: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        block_tokens: int,
+    ) -> None: ...
+    def distinct(self) -> list[int]:
+        """The different numbers of tokens held, ascending."""
+
+    def price(self, own_s: Sequence[float], uncached_s: float) -> None:
+        """Times by distinct(), and with nothing held, at slowness 1."""
+
+    def __len__(self) -> int: ...
+    def at(self, i: int) -> tuple[int, int, float, float]:
+        """Slot, tokens held, queued and own seconds."""
+
+    @property
+    def longest(self) -> int: ...
+    @property
+    def held_tokens(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+    @property
+    def queued_s(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+    @property
+    def own_s(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+    @property
+    def uncached_s(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+    def draw_queued(self, lot: int) -> int:
+        """The least queued."""
+
+    def draw_predicted(self, lot: int) -> int:
+        """The least queued and own time."""
+
+    def draw_uncached(self, lot: int) -> int:
+        """The least queued and time with nothing held."""
+
+class SimulatedFleet:
+    """All instances of a simulation and the clock over them."""
+
+    def __init__(
+        self,
+        *,
+        block_tokens: int,
+        kv_bytes_per_token: int,
+        prefill_keeps: bool,
+        decode_keeps: bool,
+        returns: bool,
+        horizon_s: float,
+    ) -> None: ...
+    def add_request(
+        self,
+        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        prompt_blocks: int,
+        num_tokens: int,
+        output_tokens: int,
+    ) -> int:
+        """The arrays are kept, not copied."""
+
+    def add_seat(self, *, pauses: bool, cache_blocks: int, kv_tokens: int, slowness: float) -> int: ...
+    def arrivals(self, times_s: Sequence[float]) -> None: ...
+    def begin_life(self, seat: int) -> None: ...
+    def end_life(self, seat: int) -> None: ...
+    def call_at(self, time_s: float, mark: int) -> None: ...
+    def start(self, number: int, prefill: int, decode: int, fetch_from: int = -1, fetch_blocks: int = 0) -> int: ...
+    def give_up(self, job: int) -> None: ...
+    def replicate(self, number: int, source: int, target: int, blocks: int) -> None: ...
+    def replication(self, number: int) -> tuple[int, int, int]:
+        """Request, target seat, blocks."""
+
+    def keep(self, seat: int, number: int, blocks: int) -> numpy.typing.NDArray[numpy.uint64] | None: ...
+    def next(self, answer: float) -> tuple[int, int, int, numpy.typing.NDArray[numpy.uint64] | None]: ...
+    def now(self) -> float: ...
+    def busy_s(self, seat: int) -> float: ...
+    @property
+    def planned(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def moved_bytes(self) -> int: ...
+
+    DONE: int = 0
+
+    CALL: int = 1
+
+    ARRIVED: int = 2
+
+    PREFILLED: int = 3
+
+    FINISHED: int = 4
+
+    HAND_OVER_FAILED: int = 5
+
+    RETURNED: int = 6
+
+    REPLICATED: int = 7
+
+    PREFILL_TIME: int = 8
+
+    STEP_TIME: int = 9
+
+    TRANSFER_TIME: int = 10
+
+class PackedWeight:
+    """A matrix in its WeightStore."""
+
+class WeightStore:
+    """
+    Weights packed one by one, in the order in which decoding streams them.
+    """
+
+    def __init__(self) -> None: ...
+    def pack(self, array: numpy.typing.NDArray[Any]) -> PackedWeight:
+        """A copy, which lives as long as what is built of it."""
 
 class FfnStack:
     """FFN layers of one model, natively; one thread at a time."""
@@ -1014,6 +1325,7 @@ class AttentionStack:
 
     def __init__(
         self,
+        hidden: int,
         ends: dict[str, object],
         inv_freq: Sequence[float],
         rope_scale: float,
@@ -1053,6 +1365,11 @@ def streaming_read(array: numpy.typing.NDArray[Any], kernels: str = "auto") -> i
     Read an array once and do nothing with it: what the benchmarks compare with.
     """
 
+def multiply_adds(count: int, kernels: str = "auto") -> float:
+    """
+    Do so many multiply-adds in registers: what the benchmarks compare with.
+    """
+
 def kernel_names() -> list[str]:
     """Kernel tables that run on this machine."""
 
@@ -1072,11 +1389,17 @@ class Board:
         tokens: Sequence[int],
         position: int,
         end: int,
-        table: Sequence[int],
+        tables: Sequence[Sequence[int]],
         sampling: dict[str, object],
-    ) -> None: ...
-    def form(self, slot: int, model: int, seats: Sequence[int], attention: int = 0) -> None:
-        """Compose a batch in a slot that is idle or the host's."""
+    ) -> None:
+        """
+        `tables`: blocks on each attention rank that has some of the model's heads.
+        """
+
+    def form(self, slot: int, model: int, seats: Sequence[int], ranks: Sequence[int] = [0]) -> None:
+        """
+        Compose a batch in a slot that is idle or the host's; `ranks`: attention ranks that share its heads.
+        """
 
     def set_in_flight(self, in_flight: int) -> None:
         """
@@ -1090,7 +1413,12 @@ class Board:
         """
 
     def turn(self, slot: int) -> int: ...
-    def set_layer(self, slot: int, layer: int) -> None: ...
+    def set_layer(self, slot: int, layer: int) -> None:
+        """Before a stage that the host names."""
+
+    def arrived(self, slot: int) -> int:
+        """Bits of attention ranks that are done with a slot in this turn."""
+
     def layer(self, slot: int) -> int: ...
     def call(self, slot: int) -> None:
         """Ask for a slot at its next token boundary."""

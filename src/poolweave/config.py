@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
+import json
+import re
 import sys
 import types
 import typing
@@ -58,7 +61,7 @@ def from_mapping(mapping: Mapping[str, Any], kind: type[T], *, where: str = "con
     try:
         return msgspec.convert(mapping, kind)
     except msgspec.ValidationError as error:
-        raise _explain(error, where) from error
+        raise _explain(error, kind, where) from error
 
 
 def to_mapping(value: Any) -> dict[str, Any]:
@@ -67,7 +70,30 @@ def to_mapping(value: Any) -> dict[str, Any]:
     return built
 
 
-def _explain(error: msgspec.ValidationError, where: str) -> ConfigError:
+def toml_text(mapping: Mapping[str, Any]) -> str:
+    """`mapping` as the text of a TOML file: what is None is left out, a mapping in it is a section of its own."""
+    lines: list[str] = []
+    _toml_section(mapping, (), lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml_section(mapping: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    sections = {key: value for key, value in mapping.items() if isinstance(value, Mapping)}
+    plain = {key: value for key, value in mapping.items() if key not in sections and value is not None}
+    if path and (plain or not sections):
+        lines += ["", f"[{'.'.join(json.dumps(part) if '.' in part else part for part in path)}]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in plain.items()]  # JSON's scalars and lists are TOML's
+    for key, section in sections.items():
+        _toml_section(section, (*path, key), lines)
+
+
+_WORDS = {
+    "array": "a list", "object": "a section", "str": "text", "int": "a whole number", "float": "a number",
+    "bool": "true or false", "null": "nothing",
+}  # fmt: skip
+
+
+def _explain(error: msgspec.ValidationError, kind: Any, where: str) -> ConfigError:
     """msgspec wraps what `__post_init__` raised; the original message and numbers are the better ones."""
     cause = error.__cause__
     if isinstance(cause, PoolweaveError):
@@ -75,7 +101,34 @@ def _explain(error: msgspec.ValidationError, where: str) -> ConfigError:
         return ConfigError(f"{where}: {cause}", **numbers)
     message, _, place = str(error).partition(" - at `$")
     setting = place.rstrip("`").lstrip(".")
-    return ConfigError(f"{where}: {setting or 'the file'}: {message}", setting=setting or None)
+    said = _in_words(message, kind, setting)
+    return ConfigError(f"{where}: {f'{setting} ' if setting else ''}{said}", setting=setting or None)
+
+
+def _in_words(message: str, kind: Any, setting: str) -> str:
+    """What msgspec says of the value at `setting`, in the words of a TOML file."""
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", message):
+        return f"lacks {missing[1]}"
+    if wrong := re.fullmatch(r"Expected `(.+)`, got `(.+)`", message):
+        wanted, got = ([_WORDS.get(one, one) for one in side.split(" | ")] for side in wrong.groups())
+        return f"must be {' or '.join(one for one in wanted if one != _WORDS['null'])}, not {got[0]}"
+    if unknown := re.fullmatch(r"Invalid enum value (.+)", message):
+        known = ", ".join(_choices(kind, re.findall(r"[^.\[\]]+|\[\d*\.*\]", setting)))
+        return f"{unknown[1]} is none of {known}" if known else f"cannot be {unknown[1]}"
+    return f"is not right: {message}"
+
+
+def _choices(kind: Any, path: list[str]) -> list[str]:
+    """The words that the setting at `path` may have, where its type lists them."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return next(filter(None, (_choices(option, path) for option in typing.get_args(kind))), [])
+    if not path:
+        if typing.get_origin(kind) is typing.Literal:
+            return [str(choice) for choice in typing.get_args(kind)]
+        return [str(choice.value) for choice in kind] if isinstance(kind, type) and issubclass(kind, enum.Enum) else []
+    if path[0].startswith("[") and typing.get_args(kind):
+        return _choices(typing.get_args(kind)[0], path[1:])
+    return _choices(typing.get_type_hints(kind).get(path[0]), path[1:]) if dataclasses.is_dataclass(kind) else []
 
 
 def _unknown_keys(mapping: Any, kind: Any, path: str) -> Iterator[tuple[str, str, Any, list[str]]]:

@@ -17,8 +17,12 @@ Int32Array: TypeAlias = "npt.NDArray[np.int32]"
 UInt64Array: TypeAlias = "npt.NDArray[np.uint64]"
 BlockId = NewType("BlockId", int)  # a handle: generation << 32 | id
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
 _MAX_TOKEN = 2**31 - 1
+_INT32 = np.dtype(np.int32)
 
 
 class Tier(enum.Flag):
@@ -44,11 +48,13 @@ def as_tokens(tokens: TokenIds) -> Int32Array:
     Takes lists, tuples, integer numpy arrays, array.array and torch tensors. Raises TypeError for floats and
     bools, ValueError for ids outside [0, 2**31) and for more than one dimension.
     """
-    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
+    if isinstance(tokens, np.ndarray) and (tokens.dtype is _INT32 or tokens.dtype == _INT32) and tokens.ndim == 1:
         array = np.ascontiguousarray(tokens)
-        if array.size and array.min() < 0:
+        if array.size and array[array.argmin()] < 0:  # array.min() takes five times as long
             raise ValueError(f"token id {int(array.min())} is negative; ids run from 0 to {_MAX_TOKEN}")
         return array
+    if tokens is None or isinstance(tokens, (str, bytes)):
+        raise TypeError(f"tokens are a sequence of token ids, got {tokens!r:.60}")
     if isinstance(tokens, (list, tuple)) and any(isinstance(t, (bool, np.bool_)) for t in tokens):
         raise TypeError("token ids must be integers, got bool")
     raw = np.asarray(tokens)
@@ -62,6 +68,15 @@ def as_tokens(tokens: TokenIds) -> Int32Array:
     if low < 0 or high > _MAX_TOKEN:
         raise ValueError(f"token ids run from 0 to {_MAX_TOKEN}, got {low if low < 0 else high}")
     return np.ascontiguousarray(raw, dtype=np.int32)
+
+
+def require_timeout(timeout: Any) -> None:
+    """Raises ConfigError for what is no wait: seconds that are not negative, or None for ever."""
+    if timeout is None or (isinstance(timeout, (int, float)) and timeout >= 0):  # NaN is not
+        return
+    raise ConfigError(
+        f"timeout is seconds, not negative, or None, got {timeout!r}", setting="timeout", value=repr(timeout)
+    )
 
 
 def parse_bytes(size: int | str, setting: str) -> int:

@@ -43,6 +43,11 @@ def test_the_three_models_together_in_bf16(configs: dict[str, Any]) -> None:
     assert round(2 * sum(s.resident_params for s in shapes) / 1e9, 2) == 7.95
 
 
+@pytest.mark.parametrize(("name", "products"), [("qwen3", 2 * 32 * 128), ("deepseek", 16 * (2 * 512 + 64))])
+def test_products_over_a_cached_token(configs: dict[str, Any], name: str, products: int) -> None:
+    assert ModelShape.from_config(configs[name]).attention.kv_products == products
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("name", ["qwen3", "glm", "deepseek", "llama", "mixtral", "qwen3-dense"])
 def test_parameters_equal_transformers_modules(configs: dict[str, Any], name: str) -> None:

@@ -14,9 +14,9 @@ from poolweave.crosspool_engine.pipeline import Batch, Pipeline, PipelineConfig,
 from poolweave.errors import ConfigError
 
 MODELS = {
-    "deep": PipelineModel(num_layers=5, layer_s=1.0),
+    "deep": PipelineModel(num_layers=5, layer_s=1.0, owners=((0,), (1,), (0, 1), (2,), (0, 1, 2))),
     "shallow": PipelineModel(num_layers=1, layer_s=0.5),
-    "slow": PipelineModel(num_layers=3, layer_s=4.0),
+    "slow": PipelineModel(num_layers=3, layer_s=4.0, owners=((1,), (1, 2), (0,))),
 }
 CYCLES = {
     False: [Turn.ATTENTION, Turn.FFN],
@@ -25,9 +25,19 @@ CYCLES = {
 
 
 def steps_of(model: str, transfers: bool) -> list[tuple[int, Turn]]:
-    """The whole life of a batch: every turn of every layer, then the sampling turn."""
+    """The whole life of a batch: every turn of every layer, an FFN turn a rank of the layer, then the sampling turn."""
     layers = MODELS[model].num_layers
-    return [(layer, turn) for layer in range(layers) for turn in CYCLES[transfers]] + [(layers, Turn.ATTENTION)]
+    turns = {layer: {Turn.FFN: len((MODELS[model].owners or ((0,),) * layers)[layer])} for layer in range(layers)}
+    steps = [
+        (layer, turn) for layer in range(layers) for turn in CYCLES[transfers] for _ in range(turns[layer].get(turn, 1))
+    ]
+    return [*steps, (layers, Turn.ATTENTION)]
+
+
+def stage_of(batch: Batch) -> int:
+    """Which of a turn's stages a batch needs: an FFN rank's own, one for all else."""
+    owners = MODELS[batch.model].owners
+    return owners[batch.layer][batch.part] if batch.turn is Turn.FFN and owners else 0
 
 
 class PipelineMachine(RuleBasedStateMachine):
@@ -64,10 +74,11 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         turn = data.draw(st.sampled_from(self.pipeline.turns))
-        waiting = [b for b in self.pipeline.batches if b.turn is turn and not b.running]
-        busy = any(b.running for b in self.pipeline.batches if b.turn is turn)
+        here = [b for b in self.pipeline.batches if b.turn is turn]
+        busy = {stage_of(b) for b in here if b.running}
+        waiting = [b for b in here if not b.running and stage_of(b) not in busy]
         got = self.pipeline.start(turn)
-        if busy or not waiting:
+        if not waiting:
             assert got is None
             return
         assert got is not None

@@ -74,9 +74,22 @@ def test_what_is_not_as_planned_is_refused(configs: dict[str, Any], tmp_path: Pa
         planned_config(plan, ffn_ranks=2)
 
 
-def test_attention_over_several_ranks_is_refused_by_name(configs: dict[str, Any], tmp_path: Path) -> None:
+def test_attention_over_several_ranks_is_planned_and_enforced(configs: dict[str, Any], tmp_path: Path) -> None:
+    """Four KV heads over all KV ranks; latents whole, on as few as hold their demand."""
     plan = planned(configs, tmp_path, devices=8, scale=100.0)
-    assert len(plan.kv_ranks) > 1
-    serving = Serving(path=directory(configs, "qwen3", tmp_path), dtype="bfloat16")
-    with pytest.raises(ConfigError, match="spreads attention of 'qwen3' over ranks"):
-        planned_serving(plan, "qwen3", serving)
+    width = len(plan.kv_ranks)
+    assert width > 1
+    config = planned_config(plan)
+    served = {
+        name: ServedModel.of(
+            name,
+            planned_serving(plan, name, Serving(path=directory(configs, name, tmp_path), dtype="bfloat16")),
+            index=0, config=config,
+        )
+        for name in ("qwen3", "glm")
+    }  # fmt: skip
+    assert served["qwen3"].replicas == (tuple(range(width)),)
+    assert {served["qwen3"].layout_on(rank).kv_heads for rank in range(width)} == {4 // width}
+    assert all(len(replica) == 1 for replica in served["glm"].replicas)
+    orders = served["qwen3"].orders()
+    assert [(orders[rank].share, orders[rank].width) for rank in range(width)] == [(n, width) for n in range(width)]

@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_refused(configs: dict[str, Any], tmp_path: Path) -
         ServedModel.of("glm", Serving(path=str(tmp_path)), index=0, config=config)
     for serving, message in (
         (Serving(path=str(tmp_path), placement=FfnPlacement.by_layer([1] * 47)), "FFN ranks .1. of 1 do not hold"),
-        (Serving(path=str(tmp_path), ranks=(1,)), "attention ranks .1,. of 1"),
+        (Serving(path=str(tmp_path), replicas=((1,),)), "attention ranks .*1.*, each once, of 1"),
     ):
         with pytest.raises(ConfigError, match=message):
             ServedModel.of("glm", serving, index=0, config=EngineConfig(kv_budget="1GiB"))

@@ -136,7 +136,7 @@ def test_a_row_that_turns_to_nan_ends_alone(models: list[Model]) -> None:
     model = Model(0)
     workers = all_ranks(board, [model], 1, 2)
     model.memory[0] = np.nan  # an unwritten block of the first row
-    board.set_seat(0, [1, 2, 3, 4, 5], 4, 20, [0, 1, 2, 3, 4], GREEDY)
+    board.set_seat(0, [1, 2, 3, 4, 5], 4, 20, [[0, 1, 2, 3, 4]], GREEDY)
     seat_request(board, 1, [1, 2], 10, [5, 6, 7])
     board.form(0, 0, [0, 1])
     board.set_turn(0, READY)
@@ -213,7 +213,7 @@ def test_misuse_is_refused(models: list[Model]) -> None:
         FfnWorker(board, 8)
     with pytest.raises(ConfigError, match="at most 16 rows"):
         Board.create({"slots": 1, "max_rows": 17, "seats": 1, "max_tokens": 1, "block_tokens": 1, "max_hidden": 1,
-                      "models": 1, "events": 0})  # fmt: skip
+                      "models": 1, "events": 0, "width": 1})  # fmt: skip
     with pytest.raises(ConfigError, match="up to 65"):
         seat_request(board, 0, [1], 65, [0])
     with pytest.raises(ConfigError, match="17 blocks, the board has room for 16"):

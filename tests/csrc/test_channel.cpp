@@ -1,14 +1,18 @@
 // The control stream: frames survive any cut, no altered or invented bytes give a payload, channels pass descriptors.
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
 #include "core/channel.hpp"
+#include "core/checksum.hpp"
 #include "core/error.hpp"
 
 using namespace poolweave;
@@ -87,11 +91,24 @@ void junk_gives_no_payload() {
     std::mt19937 random(3);
     for (int round = 0; round < 3000; ++round) {
         Buffer junk = random_bytes(random, 200);
-        if (round % 2 == 0 && junk.size() >= 8) {  // the right magic and version, so that the rest is looked at
+        if (round % 2 == 0 && junk.size() >= 12) {  // the right magic and version, so that the rest is looked at
             const unsigned char head[]{0x50, 0x57, kFrameVersion};
             std::memcpy(junk.data(), head, sizeof head);
+            const std::uint64_t check = checksum(junk.data(), 8);
+            if (round % 4 == 0) std::memcpy(junk.data() + 8, &check, 4);
         }
         CHECK(decode(junk, round % 3 == 0 ? kKey : FrameKey{}, random, 1000).empty());
+    }
+}
+
+void a_damaged_header_is_refused_before_its_payload_comes() {
+    const auto head = FrameEncoder().head(Buffer(60));
+    for (unsigned bit = 0; bit < 96; ++bit) {
+        Buffer damaged(head.begin(), head.begin() + 12);
+        damaged[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+        FrameDecoder decoder;
+        decoder.feed(damaged);
+        CHECK_THROWS(decoder.next(), Code::kProtocol);
     }
 }
 
@@ -99,7 +116,7 @@ void a_length_is_refused_before_its_bytes_come() {
     FrameEncoder encoder;
     const auto head = encoder.head(Buffer(101));
     FrameDecoder decoder(100);
-    decoder.feed(Bytes(head).first(8));
+    decoder.feed(Bytes(head).first(12));
     CHECK_THROWS(decoder.next(), Code::kProtocol);
     CHECK_THROWS(encoder.head(Buffer(kFrameLimit + 1)), Code::kProtocol);
 }
@@ -117,11 +134,11 @@ struct Ends {
 void channels_pass_frames_and_descriptors() {
     Ends ends;
     Channel here(ends.a, kKey), there(ends.b, kKey);
-    CHECK(!there.watch(1us) && there.read() == Channel::Read::kNothing);
+    CHECK(!there.watch(1us, 0us) && !there.watch(0us, 1us) && there.read() == Channel::Read::kNothing);
     const int null = ::open("/dev/null", O_RDONLY);
     const std::vector<int> given{null, null};
     CHECK(here.send(Buffer(5, std::byte{1}), given) == 0);
-    CHECK(there.watch(5s) && there.read() == Channel::Read::kSome);
+    CHECK(there.watch(0s, 5s) && there.read() == Channel::Read::kSome);
     CHECK(there.next()->size() == 5 && !there.next() && there.buffered() == 0);
     const auto taken = there.take_descriptors();
     CHECK(taken.size() == 2 && there.take_descriptors().empty());
@@ -163,15 +180,61 @@ void the_end_and_the_loss_are_told() {
     CHECK_THROWS(here.send(Buffer(1), {}), Code::kOs);
 }
 
+void looking_in_vain_is_done_less_and_less() {
+    Lookout lookout;
+    int looks = 0;
+    const auto never = [&] { return ++looks, false; };
+    CHECK(!lookout.look(1us, never) && lookout.passing() == 0);  // once is no habit
+    unsigned before = 0;
+    for (int vain = 0; vain < 4; ++vain) {
+        CHECK(!lookout.look(1us, never));
+        CHECK(lookout.passing() > before);
+        before = lookout.passing();
+        looks = 0;
+        for (unsigned i = 0; i < before; ++i) CHECK(!lookout.look(1h, never));
+        CHECK(looks == static_cast<int>(before) && lookout.passing() == 0);  // each a look and no more
+    }
+    CHECK(lookout.look(1h, [&] { return looks-- < 0; }));
+    CHECK(lookout.passing() == 0);
+    CHECK(!lookout.look(1us, never) && lookout.passing() == 0);  // a hit, and all is forgotten
+}
+
+void a_core_that_is_taken_ends_the_looking() {
+    Lookout lookout;
+    int looks = 0;
+    const auto slow = [&] {
+        if (++looks == 2) std::this_thread::sleep_for(5ms);
+        return false;
+    };
+    CHECK(!lookout.look(1h, slow) && looks == 2);
+}
+
+void a_poller_tells_what_is_ready() {
+    Ends ends;
+    const int epoll = ::epoll_create1(EPOLL_CLOEXEC);
+    epoll_event event{EPOLLIN, {.fd = ends.a}};
+    CHECK(::epoll_ctl(epoll, EPOLL_CTL_ADD, ends.a, &event) == 0);
+    Poller poller(epoll);
+    std::array<Ready, 4> ready;
+    CHECK(poller.wait(1us, 0us, ready) == 0);
+    CHECK(::write(ends.b, "x", 1) == 1);
+    CHECK(poller.wait(0us, -1s, ready) == 1 && ready[0].fd == ends.a && (ready[0].events & EPOLLIN) != 0);
+    ::close(epoll);
+}
+
 }  // namespace
 
 int main() {
     frames_survive_any_cut();
     altered_bytes_give_no_payload();
     junk_gives_no_payload();
+    a_damaged_header_is_refused_before_its_payload_comes();
     a_length_is_refused_before_its_bytes_come();
     channels_pass_frames_and_descriptors();
     what_the_socket_does_not_take_waits();
     the_end_and_the_loss_are_told();
+    looking_in_vain_is_done_less_and_less();
+    a_core_that_is_taken_ends_the_looking();
+    a_poller_tells_what_is_ready();
     return 0;
 }

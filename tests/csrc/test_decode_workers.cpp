@@ -1,4 +1,7 @@
 // The slot protocol between threads, for the sanitizers: no race on slots, seats or mailboxes, every wait ends on abort.
+#include <pthread.h>
+
+#include <atomic>
 #include <cmath>
 #include <random>
 #include <thread>
@@ -17,21 +20,34 @@ constexpr std::int64_t kHidden = 16, kVocab = 31, kHeads = 2, kDim = 8, kLayers 
 
 struct Model {
     std::vector<std::vector<float>> kept;
+    std::int64_t share, width;
     std::vector<float> memory;
+    PackedStore store;
     AttentionStack attention;
     FfnStack ffn;
     KvView kv;
 
-    Matrix draw(std::mt19937& random, std::int64_t rows, std::int64_t cols) {
+    Packed draw(std::mt19937& random, std::int64_t rows, std::int64_t cols) {
         std::normal_distribution<float> normal(0.0F, 0.4F);
         kept.emplace_back(rows * cols);
         for (float& value : kept.back()) value = normal(random);
-        return {kept.back().data(), rows, cols, cols, Dtype::kF32};
+        return store.pack({kept.back().data(), rows, cols, cols, Dtype::kF32});
     }
 
+    // Rows of a whole matrix that belong to this share of the heads; or, transposed, columns.
+    Packed draw_rows(std::mt19937& random) {
+        draw(random, kHeads * kDim, kHidden);
+        return store.pack({kept.back().data() + share * inner() * kHidden, inner(), kHidden, kHidden, Dtype::kF32});
+    }
+    Packed draw_columns(std::mt19937& random) {
+        draw(random, kHidden, kHeads * kDim);
+        return store.pack({kept.back().data() + share * inner(), kHidden, inner(), kHeads * kDim, Dtype::kF32});
+    }
+    std::int64_t inner() const { return kHeads * kDim / width; }
+
     Ends ends(std::mt19937& random) {
-        const Matrix embedding = draw(random, kVocab, kHidden);
-        return {embedding, {ones(), 1e-6F}, draw(random, kVocab, kHidden)};
+        const Packed embedding = draw(random, kVocab, kHidden), head = draw(random, kVocab, kHidden);
+        return share > 0 ? Ends{} : Ends{embedding, {ones(), 1e-6F}, head};
     }
 
     const float* ones() {
@@ -39,18 +55,17 @@ struct Model {
         return kept.back().data();
     }
 
-    explicit Model(unsigned seed, std::mt19937 random = std::mt19937())
-        : memory(kSlots * kLayers * 2 * kBlock * kHeads * kDim),
-          attention(portable_kernels(), (random.seed(seed), ends(random)), Rope({1.0F, 0.5F, 0.1F, 0.01F}, 1.0F, RopeForm::kHalves)),
+    // All of a model, or what one of `of` ranks has of it.
+    explicit Model(unsigned seed, std::int64_t number = 0, std::int64_t of = 1, std::mt19937 random = std::mt19937())
+        : share(number), width(of), memory(kSlots * kLayers * 2 * kBlock * kHeads * kDim),
+          attention(portable_kernels(), kHidden, (random.seed(seed), ends(random)), Rope({1.0F, 0.5F, 0.1F, 0.01F}, 1.0F, RopeForm::kHalves)),
           ffn(portable_kernels(), kHidden) {
-        const std::int64_t plane = kBlock * kHeads * kDim, layer = 2 * plane;
-        kv = {reinterpret_cast<std::byte*>(memory.data()), kSlots, kLayers, 2, kBlock, kHeads, kDim, kLayers * layer, layer, plane, Dtype::kF32};
+        const std::int64_t heads = kHeads / width, plane = kBlock * heads * kDim, layer = 2 * plane;
+        kv = {reinterpret_cast<std::byte*>(memory.data()), kSlots, kLayers, 2, kBlock, heads, kDim, kLayers * layer, layer, plane, Dtype::kF32};
         for (int n = 0; n < kLayers; ++n) {
-            const std::int64_t inner = kHeads * kDim;
             attention.add({{ones(), 1e-6F}, {ones(), 1e-6F},
-                           GroupedWeights{.heads = kHeads, .kv_heads = kHeads, .head_dim = kDim, .q = {draw(random, inner, kHidden)},
-                                          .k = {draw(random, inner, kHidden)}, .v = {draw(random, inner, kHidden)},
-                                          .o = {draw(random, kHidden, inner)}, .q_norm = {}, .k_norm = {}, .scale = 0.35F}});
+                           GroupedWeights{.heads = heads, .kv_heads = heads, .head_dim = kDim, .q = {draw_rows(random)},
+                                          .k = {draw_rows(random)}, .v = {draw_rows(random)}, .o = {draw_columns(random)}, .q_norm = {}, .k_norm = {}, .scale = 0.35F}});
             ffn.add({.dense = {{draw(random, 24, kHidden)}, {draw(random, 24, kHidden)}, {draw(random, kHidden, 24)}}, .moe = {}});
         }
     }
@@ -59,15 +74,17 @@ struct Model {
 void seat_request(const Board& board, std::int32_t index, std::int32_t first, std::int32_t first_block) {
     Seat& seat = board.seat(index);
     board.tokens(index)[0] = first;
-    for (std::int32_t i = 0; i < kEnd / kBlock; ++i) board.table(index)[i] = first_block + i;
+    for (std::uint32_t share = 0; share < board.shape().width; ++share)  // each rank has its own blocks
+        for (std::int32_t i = 0; i < kEnd / kBlock; ++i) board.table(index, static_cast<int>(share))[i] = (first_block + i + static_cast<int>(share)) % kSlots;
     seat.given = 1, seat.end = kEnd, seat.num_stops = 0, seat.temperature = 0.0F, seat.top_p = 1.0F, seat.seed = 0;
     seat.finish.store(Finish::kRunning);
     seat.position.store(0);
 }
 
-void form(const Board& board, std::int32_t index, std::int32_t model, std::int32_t seat) {
+void form(const Board& board, std::int32_t index, std::int32_t model, std::int32_t seat, Ranks group = 1) {
     Slot& slot = board.slot(index);
-    slot.model = model, slot.layer = 0, slot.rows = 1, slot.seats[0] = seat;
+    slot.model = model, slot.layer = 0, slot.rows = 1, slot.seats[0] = seat, slot.group = group;
+    slot.arrived.store(group & ~1U);  // rank 0 leads
     slot.called.store(0);
     slot.ticket = board.next_ticket();
     slot.turn.store(Turn::kReady, std::memory_order_release);
@@ -77,7 +94,7 @@ void form(const Board& board, std::int32_t index, std::int32_t model, std::int32
 // Four requests of two models, two FFN ranks, two in flight, each request twice over: the same tokens both times.
 void test_batches_cross_between_threads() {
     Model models[2] = {Model(1), Model(2)};
-    const Board board = Board::create({4, 1, 4, kEnd, kBlock, kHidden, 2});
+    const Board board = Board::create({4, 1, 4, kEnd, kBlock, kHidden, 2, 0, 1});
     AttentionWorker attention(board, 0);
     FfnWorker ranks[2] = {FfnWorker(board, 0), FfnWorker(board, 1)};
     for (int m = 0; m < 2; ++m) {
@@ -98,7 +115,7 @@ void test_batches_cross_between_threads() {
             while (board.slot(i).turn.load(std::memory_order_acquire) != Turn::kHost) {
                 const std::uint32_t seen = board.header().host.rung.load(std::memory_order_acquire);
                 if (board.slot(i).turn.load(std::memory_order_acquire) == Turn::kHost) break;
-                board.header().host.rest(seen, 1000, {});
+                board.header().host.sleep(seen, 1000);
             }
             CHECK(board.seat(i).finish.load() == Finish::kLength);
             const std::vector<std::int32_t> tokens(board.tokens(i).begin(), board.tokens(i).end());
@@ -113,23 +130,87 @@ void test_batches_cross_between_threads() {
     CHECK(ranks[0].stages() == 2 * 4 * (kEnd - 1));
 }
 
+// Two requests at once over heads on one rank and on two: the same tokens.
+void test_a_group_shares_the_heads() {
+    std::vector<std::int32_t> expected[2];
+    for (const std::int64_t width : {1, 2}) {
+        const Board board = Board::create({2, 1, 2, kEnd, kBlock, kHidden, 1, 0, static_cast<std::uint32_t>(width)});
+        Model shares[2] = {Model(3, 0, width), Model(3, width - 1, width)};
+        AttentionWorker attention[2] = {AttentionWorker(board, 0), AttentionWorker(board, 1)};
+        FfnWorker ffn(board, 0);
+        board.model(0).num_layers = kLayers, board.model(0).layer_cost = 1.0F;
+        board.model(0).owners[0] = board.model(0).owners[1] = 1;
+        for (int rank = 0; rank < width; ++rank) attention[rank].activate(0, &shares[rank].attention, shares[rank].kv);
+        ffn.activate(0, &shares[0].ffn, {0, 1});
+        std::thread threads[3] = {std::thread([&] { attention[0].run(); }), std::thread([&] { attention[1].run(); }),
+                                  std::thread([&] { ffn.run(); })};
+        for (std::int32_t i = 0; i < 2; ++i) {
+            seat_request(board, i, 3 + i, i * 12);
+            form(board, i, 0, i, width == 1 ? 1 : 3);
+        }
+        for (std::int32_t i = 0; i < 2; ++i) {
+            while (board.slot(i).turn.load(std::memory_order_acquire) != Turn::kHost) {
+                const std::uint32_t seen = board.header().host.rung.load(std::memory_order_acquire);
+                if (board.slot(i).turn.load(std::memory_order_acquire) == Turn::kHost) break;
+                board.header().host.sleep(seen, 1000);
+            }
+            const std::vector<std::int32_t> tokens(board.tokens(i).begin(), board.tokens(i).end());
+            if (width == 1) expected[i] = tokens;
+            CHECK(tokens == expected[i]);
+        }
+        board.abort();
+        for (std::thread& thread : threads) thread.join();
+        CHECK(attention[1].stages() == (width == 1 ? 0U : 2 * (kEnd - 1) * kLayers));
+    }
+}
+
 void test_a_bell_wakes_a_sleeper() {
-    const Board board = Board::create({1, 1, 1, 8, kBlock, kHidden, 1});
+    const Board board = Board::create({1, 1, 1, 8, kBlock, kHidden, 1, 0, 1});
     Bell& bell = board.header().host;
+    Waiter waiter;
     for (int i = 0; i < 200; ++i) {
         const std::uint32_t seen = bell.rung.load();
         std::thread ringer([&] { bell.ring(); });
-        bell.rest(seen, 60'000, std::chrono::microseconds(50));  // a lost wake-up would sit here for a minute, and the test's time limit would end it
+        waiter.rest(bell, seen, 60'000, std::chrono::microseconds(50));  // a lost wake-up would sit here for a minute, and the test's time limit would end it
         CHECK(bell.rung.load() == seen + 1);
         ringer.join();
     }
-    bell.rest(bell.rung.load(), 1, {});  // nobody rings: it returns all the same
+    waiter.rest(bell, bell.rung.load(), 1, {});  // nobody rings: it returns all the same
+}
+
+// One that spins gives its core up for a sleep as soon as it finds that it shares it.
+void test_a_waiter_sleeps_where_another_takes_its_core() {
+    const Board board = Board::create({1, 1, 1, 8, kBlock, kHidden, 1, 0, 1});
+    Bell& bell = board.header().host;
+    cpu_set_t cores;
+    CHECK(pthread_getaffinity_np(pthread_self(), sizeof cores, &cores) == 0);
+    int core = 0;
+    while (!CPU_ISSET(core, &cores)) ++core;
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+    std::atomic<bool> over{false};
+    std::thread waiting([&] {
+        pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
+        Waiter().rest(bell, bell.rung.load(), 600'000, std::chrono::minutes(10));
+        over = true;
+    });
+    std::thread taking([&] {
+        pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
+        while (!over) {}
+    });
+    while (bell.sleepers.load() == 0) std::this_thread::yield();
+    CHECK(!over);
+    bell.ring();
+    waiting.join();
+    taking.join();
 }
 
 }  // namespace
 
 int main() {
     test_batches_cross_between_threads();
+    test_a_group_shares_the_heads();
     test_a_bell_wakes_a_sleeper();
+    test_a_waiter_sleeps_where_another_takes_its_core();
     return 0;
 }

@@ -260,6 +260,18 @@ void one_tenant_does_not_push_another_out() {
     CHECK(f.get(prompt(1, 100), 3).size() == 100);
 }
 
+void forgets_the_accounts_of_namespaces_that_hold_nothing() {
+    Fixture f({.block_tokens = 4, .max_tenant_bytes = 64 << 10});
+    CHECK(f.tree.set_tenant(1, 5) && f.tree.set_tenant(2, 5) && f.tree.set_tenant(3, 6));
+    f.put(prompt(1, 4), 0, 1);
+    const std::vector<std::uint32_t> all{1, 2, 3, 9};
+    CHECK((f.tree.forget(all) == std::vector<std::uint32_t>{2, 3, 9}));
+    CHECK(f.tree.tenant_bytes(1) > 0 && f.tree.tenant_bytes(2) == 0);  // 2 is a tenant of its own again
+    CHECK(!f.tree.set_tenant(1, 6) && f.tree.set_tenant(2, 6));
+    f.tree.clear(1);
+    CHECK(f.tree.forget(std::vector<std::uint32_t>{1}).size() == 1 && f.tree.stats().num_namespaces == 0);
+}
+
 void joins_short_runs_that_are_used_together() {
     Fixture f;
     const Prompt head = prompt(1, 4), a = head + prompt(2, 4), b = head + prompt(3, 4);
@@ -288,6 +300,7 @@ int main() {
     says_why_a_lookup_stopped();
     keeps_to_its_caps();
     one_tenant_does_not_push_another_out();
+    forgets_the_accounts_of_namespaces_that_hold_nothing();
     joins_short_runs_that_are_used_together();
     return 0;
 }

@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -49,8 +50,8 @@ constexpr StreamServer::Limits kLimits{2s, 20s};
 
 void pulls_bring_equal_bytes() {
     for (std::uint64_t nbytes : {1u, 511u, 512u, 65535u, 65536u, 65537u, (1u << 20) + 3}) {
-        for (std::size_t connections : {1u, 2u}) {
-            Memory source(5, nbytes, 3), target(5, nbytes);
+        for (const auto& [connections, blocks] : {std::pair{1u, 5u}, {2u, 5u}, {2u, 1u}, {5u, 2u}, {4u, 3u}, {2u, 9u}}) {
+            Memory source(blocks, nbytes, 3), target(blocks, nbytes);
             StreamServer server(kLimits);
             server.publish(9, 77, source.extents, 60s);
             std::vector<std::unique_ptr<Wire>> owned;
@@ -60,12 +61,12 @@ void pulls_bring_equal_bytes() {
                 server.adopt(theirs);
                 wires.push_back(owned.emplace_back(std::make_unique<Wire>(ours)).get());
             }
-            std::vector<std::uint64_t> hashes(5), wanted(5);
+            std::vector<std::uint64_t> hashes(blocks), wanted(blocks);
             CHECK(pull_blocks(wires, {9, 77, 0, 1u << 16}, *target.extents, patience(), hashes.data()) == Outcome::kDone);
             CHECK(source.bytes == target.bytes);
-            hash_blocks(*source.extents, 0, 5, 1, wanted.data());
+            hash_blocks(*source.extents, 0, blocks, 1, wanted.data());
             CHECK(hashes == wanted);
-            Memory plain(5, nbytes);
+            Memory plain(blocks, nbytes);
             CHECK(pull_blocks(wires, {9, 77, 0, 1u << 16}, *plain.extents, patience(), nullptr) == Outcome::kDone);
             CHECK(source.bytes == plain.bytes);
             CHECK(server.num_connections() == connections);
@@ -149,9 +150,10 @@ void hostile_chunks_are_refused() {
     struct Head {
         std::uint32_t magic, status;
         std::uint64_t offset, nbytes;
+        std::array<std::uint64_t, 5> zeros{};
     };
-    const Head good{0x31435750, 0, 0, 100};
-    std::vector<Head> bad(7, good);
+    const Head good{0x32435750, 0, 0, 100};
+    std::vector<Head> bad(8, good);
     bad[0].magic ^= 1;
     bad[1].status = 7;
     bad[2].offset = 8;
@@ -159,6 +161,7 @@ void hostile_chunks_are_refused() {
     bad[4].nbytes = 0;
     bad[5].nbytes = ~std::uint64_t{0};
     bad[6].status = 2;
+    bad[7].zeros[4] = 1;
     for (const Head& head : bad) {
         Memory target(1, 100);
         const auto [ours, theirs] = socket_pair();

@@ -59,9 +59,39 @@ void blocks_arrive_whole(bool from_layered, bool to_layered, std::uint64_t plane
     CHECK(untouched == 10);
 }
 
+// Planes that lie anywhere, in an order of their own at each end.
+void planes_arrive_each_at_its_own(std::uint64_t plane_bytes, unsigned threads) {
+    constexpr std::size_t kPlanes = 5;
+    std::mt19937 random(7);
+    std::vector<std::vector<std::byte>> sources(kPlanes), targets(kPlanes);
+    std::vector<TierGeometry> from, to;
+    for (std::size_t p = 0; p < kPlanes; ++p) {
+        sources[p].resize(kSlots * plane_bytes);
+        for (std::byte& byte : sources[p]) byte = static_cast<std::byte>(random());
+        targets[p].assign(kSlots * (plane_bytes + p), std::byte{0xee});  // strides that differ
+        from.push_back({sources[p].data(), plane_bytes, 0});
+        to.push_back({targets[p].data(), plane_bytes + p, 0});
+    }
+    const std::vector<std::int32_t> from_slots{3, 4, 5, 39, 0, 17}, to_slots{8, 9, 10, 1, 38, 2};
+    poolweave::swap_planes(from, to, from_slots, to_slots, plane_bytes, threads);
+    for (std::size_t p = 0; p < kPlanes; ++p) {
+        std::size_t touched = 0;
+        for (std::size_t i = 0; i < from_slots.size(); ++i) {
+            CHECK(std::memcmp(plane(from[p], from_slots[i], 0), plane(to[p], to_slots[i], 0), plane_bytes) == 0);
+        }
+        for (const std::byte byte : targets[p]) touched += byte != std::byte{0xee};
+        CHECK(touched <= from_slots.size() * plane_bytes);
+    }
+    poolweave::swap_planes({}, {}, {}, {}, plane_bytes, threads);
+}
+
 }  // namespace
 
 int main() {
+    for (const unsigned threads : {1u, 3u}) {
+        planes_arrive_each_at_its_own(100, threads);
+        planes_arrive_each_at_its_own(1 << 20, threads);
+    }
     for (const bool from_layered : {false, true}) {
         for (const bool to_layered : {false, true}) {
             for (const unsigned threads : {0u, 3u}) {

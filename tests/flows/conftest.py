@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 from ref_transformers import save_random_model
 
 from poolweave.serving.cluster import LocalCluster
-from poolweave.serving.instance_config import ClusterConfig, InstanceConfig, Transport
+from poolweave.serving.instance.config import ClusterConfig, InstanceConfig, Transport
 from poolweave.types import Role
 
 LEASE_S = 3.0

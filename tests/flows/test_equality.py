@@ -14,11 +14,11 @@ from ref_transformers import greedy, prompt_of
 
 from poolweave.serving.cluster import LocalCluster
 from poolweave.serving.engine.sequence import SamplingParams
-from poolweave.serving.flows import FLOWS
+from poolweave.serving.flow_comparison.report import FlowReport, make_report
+from poolweave.serving.flow_comparison.sessions import Session
+from poolweave.serving.flow_comparison.workload import Workload
 from poolweave.serving.generation import End, HandedOver, RequestRecord, Token
-from poolweave.serving.report import FlowReport, make_report
-from poolweave.serving.sessions import Session
-from poolweave.serving.workload import Workload
+from poolweave.serving.instance.flows import FLOWS
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(900)]
 

@@ -6,12 +6,12 @@ import os
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ref_waiting import PATIENCE_S, until
 
 pytest.importorskip("torch")
 
@@ -29,24 +29,14 @@ from poolweave.errors import (
 from poolweave.serving.cluster import LocalCluster, Member
 from poolweave.serving.engine.sequence import SamplingParams
 from poolweave.serving.generation import Generation, HandedOver, Token
-from poolweave.serving.instance_config import ClusterConfig
+from poolweave.serving.instance.config import ClusterConfig
 from poolweave.types import Role
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(900)]
 
 SHORT = SamplingParams(max_new_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
-PATIENCE_S = 120.0  # for what takes milliseconds on a machine that has time
-LEASE_S = 3.0
-SLACK_S = 45.0  # a busy machine's; the next thing to free a block would be the request's own deadline
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for a state of another process."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
-        threading.Event().wait(0.01)
+DEADLINE_S = 20 * PATIENCE_S  # a request's own, where its lease is to free its blocks first
 
 
 def busy(cluster: LocalCluster, name: str) -> dict[str, int]:
@@ -103,7 +93,7 @@ def test_what_is_no_token_list_is_refused_before_it_is_sent(cluster: LocalCluste
 def test_a_deadline_ends_the_request_and_frees_its_blocks(cluster: LocalCluster) -> None:
     for flow in ("pd-caching-3", "colocated"):
         with pytest.raises(DeadlineExceeded, match="did not finish"):
-            cluster.generate(prompt_of(20), LONG, flow, timeout_s=0.3).result()
+            cluster.generate(prompt_of(20), LONG, flow, timeout_s=0.05).result()
     at_rest(cluster)
 
 
@@ -213,7 +203,7 @@ class Stuck(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._cluster.generate(self._prompt, SHORT, "pd-caching-3", timeout_s=PATIENCE_S).result()
+            self._cluster.generate(self._prompt, SHORT, "pd-caching-3", timeout_s=DEADLINE_S).result()
         except PoolweaveError as error:
             self.failure = error
 
@@ -250,11 +240,9 @@ def test_sigkill_in_the_middle_of_a_transfer(
             stuck = Stuck(cluster, seed=number + 100)
             cluster.member(victim).child.kill()
             os.kill(stuck.decode.child.pid, signal.SIGCONT) if victim == stuck.prefill.name else None
-            killed_at = time.monotonic()
             stuck.join(PATIENCE_S)
             assert isinstance(stuck.failure, TransferFailed), stuck.failure
-            at_rest(cluster, survivor)
-            assert time.monotonic() - killed_at < LEASE_S + SLACK_S, "blocks return within the lease"
+            at_rest(cluster, survivor)  # its blocks come back with the lease, long before the request's deadline
             epoch = cluster.member(victim).client.epoch
             assert cluster.restart(victim).client.epoch != epoch
             assert ask() == start, f"descriptors and threads after kill {number + 1}, of {victim}"

@@ -20,7 +20,7 @@ from poolweave.errors import ConfigError, LayoutMismatch, TransferTimeout
 from poolweave.mempool import MemPool, PoolConfig
 from poolweave.serving.engine import EngineConfig, SamplingParams, Sequence, TorchEngine, load_model
 from poolweave.serving.engine.tensor_parallel import RankGroup, shard_model
-from poolweave.serving.sequence_parallel import PromptPart, SplitPrompt, split_prompt
+from poolweave.serving.instance.sequence_parallel import PromptPart, SplitPrompt, split_prompt
 from poolweave.transfer import Cut, TransferConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(600)]

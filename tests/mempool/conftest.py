@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from poolweave.mempool import Blocks, MemPool, PoolConfig
+from poolweave.mempool import Arena, Blocks, MemPool, PoolConfig
 from poolweave.transfer import KVLayout
 from poolweave.types import Tier
 
@@ -22,13 +23,21 @@ def layout() -> KVLayout:
 
 @pytest.fixture
 def make_pool(layout: KVLayout) -> Iterator[Callable[..., MemPool]]:
-    """make_pool(hbm_blocks, dram_blocks=0, **settings); every pool is checked and closed at the end."""
+    """make_pool(hbm_blocks, dram_blocks=0, **settings); every pool is checked and closed at the end.
+
+    With `arena` its HBM grows to that size out of this arena.
+    """
     pools: list[MemPool] = []
 
-    def make(hbm: int, dram: int = 0, *, instance: str | None = None, **settings: Any) -> MemPool:
+    def make(
+        hbm: int, dram: int = 0, *, instance: str | None = None, arena: Arena | None = None, **settings: Any
+    ) -> MemPool:
         config = PoolConfig(**{"page_bytes": 64 << 10, "max_hbm": "16MiB", "max_dram": "16MiB", **settings})
-        sizes = {"hbm": hbm * layout.block_bytes, "dram": dram * layout.block_bytes}
-        pools.append(MemPool(layout, instance=instance, config=config, **sizes))
+        if arena is not None:
+            config = replace(config, max_hbm=hbm * layout.block_bytes)
+        hbm_tier = hbm * layout.block_bytes if arena is None else arena
+        dram_bytes = dram * layout.block_bytes
+        pools.append(MemPool(layout, instance=instance, config=config, hbm=hbm_tier, dram=dram_bytes))
         return pools[-1]
 
     yield make

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 import pytest
+from ref_waiting import until
 
 from poolweave.errors import AllocTimeout, ConfigError, OutOfBlocks, QuotaExceeded, TransferFailed
-from poolweave.index import Identity
-from poolweave.mempool import Blocks, MemPool, Quota, Quotas
+from poolweave.index import Identity, tenant_digest
+from poolweave.mempool import Blocks, MemPool, Quota, Quotas, TenantStats
+from poolweave.transfer import Incoming
 from poolweave.types import Tier
 
 MakePool = Callable[..., MemPool]
@@ -166,13 +168,6 @@ def test_one_that_waits_for_its_quota_holds_up_nobody(make_pool: MakePool) -> No
     pool.free(got["a"] + got["b"])
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_blocks_that_arrive_are_paid_by_the_tenant_they_are_for(make_pool: MakePool) -> None:
     sender = make_pool(8)
     receiver = make_pool(8, quotas=Quotas(named={b"a": Quota(hbm=2 * BLOCK)}))
@@ -191,6 +186,95 @@ def test_blocks_that_arrive_are_paid_by_the_tenant_they_are_for(make_pool: MakeP
     sender.free(blocks)
 
 
+def offered(sender: MemPool, receiver: MemPool, first: int, ns: int, num_blocks: int) -> None:
+    """Send a prompt of its own, to be indexed there and held by nobody."""
+    blocks = sender.alloc(num_blocks)
+    sender.seal(blocks)
+    tokens = list(range(first, first + 4 * num_blocks))
+    sender.transfer_with_insert(receiver.instance, blocks, tokens, ns).result(30)
+    sender.free(blocks)
+
+
+def charged(pool: MemPool) -> list[TenantStats]:
+    """Accounts that have blocks."""
+    return [one for one in pool.stats().tenants.values() if one.blocks]
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["the receiver knows it", "by what the sender says"])
+def test_the_salts_of_one_tenant_share_its_quota_where_their_kv_is_sent(make_pool: MakePool, ahead: bool) -> None:
+    sender = make_pool(12)
+    receiver = make_pool(12, quotas=Quotas(named={b"key": Quota(hbm=3 * BLOCK)}, each=Quota(hbm=2 * BLOCK)))
+    sender.connect(receiver.instance, receiver.address)
+    salted = [Identity(model="m", salt=bytes([salt]), tenant=b"key") for salt in range(4)]
+    held = [receiver.namespace(one) for one in salted] if ahead else []
+    for number, one in enumerate(salted):
+        offered(sender, receiver, 100 * number, sender.namespace(one), 1)
+    (account,) = charged(receiver)
+    assert (account.used, account.historical, account.limit) == ((3, 0), (3, 0), (3, None))
+    found = [receiver.match(list(range(100 * at, 100 * at + 4)), receiver.namespace(salted[at])) for at in range(4)]
+    assert [hit.num_tokens for hit in found] == [0, 4, 4, 4], "the oldest of all its salts made room"
+    for hit in found:
+        hit.close()
+    offered(sender, receiver, 900, sender.namespace(B), 2)  # its salt is its tenant
+    assert sorted(one.blocks for one in charged(receiver)) == [2, 3]
+    assert len(held) in (0, 4)
+    receiver.check()
+
+
+def test_a_pool_passes_on_whose_it_was_told_that_kv_is(make_pool: MakePool) -> None:
+    first, second = make_pool(8), make_pool(8)
+    third = make_pool(8, quotas=Quotas(each=Quota(hbm=2 * BLOCK)))
+    first.connect(second.instance, second.address)
+    second.connect(third.instance, third.address)
+    namespaces = []
+    for salt in (b"1", b"2"):
+        ns = first.namespace(Identity(model="m", salt=salt, tenant=b"key"))
+        offered(first, second, salt[0], ns, 2)
+        namespaces.append(second.namespace_of(first.digest(ns)))
+        assert second.tenant(namespaces[-1]) == first.tenant(ns) == tenant_digest(b"key")
+        with second.match(list(range(salt[0], salt[0] + 8)), namespaces[-1]) as hit:
+            blocks = hit.take()
+        second.transfer_with_insert(third.instance, blocks, list(range(salt[0], salt[0] + 8)), namespaces[-1]).result(
+            30
+        )
+        second.free(blocks)
+    (account,) = charged(third)
+    assert account.blocks == 2
+
+
+def test_whose_it_is_outlives_a_namespace_that_is_given_up_while_its_kv_is_on_its_way(make_pool: MakePool) -> None:
+    pool = make_pool(8)
+    one = Identity(model="m", salt=b"s", tenant=b"key")
+    tokens = np.arange(8, dtype=np.int32)
+    incoming = Incoming(
+        num_blocks=2, num_tokens=8, identity=one.digest, tenant=one.tenant_digest, tokens=tokens, insert=True
+    )
+    placement = pool._store.place(incoming)
+    first = pool.namespace_of(one.digest)
+    number = int(first)
+    del first
+    for other in range(2000):  # nobody holds these
+        pool.namespace_of(other.to_bytes(16, "little"))
+    with pytest.raises(ConfigError, match="was given up"):
+        pool.tenant(number)
+    pool._store.release(pool._store.commit(placement))
+    ns = pool.namespace_of(one.digest)
+    assert pool.tenant(ns) == one.tenant_digest
+    assert matched(pool, tokens.tolist(), ns) == 2
+    pool.check()
+
+
+def test_the_first_tenant_that_is_told_counts(make_pool: MakePool) -> None:
+    pool = make_pool(8, quotas=Quotas(each=Quota(hbm=2 * BLOCK)))
+    ns = pool.namespace(Identity(model="m", salt=b"s", tenant=b"one"))
+    assert pool.namespace(Identity(model="m", salt=b"s", tenant=b"two")) == ns
+    assert pool.tenant(ns) == tenant_digest(b"one")
+    unsaid = pool.namespace_of(bytes(16))
+    assert pool.tenant(unsaid) == b""
+    with pytest.raises(ConfigError, match="a tenant's digest has 16 bytes, got 3"):
+        pool._space.index.namespace_of(bytes(range(16)), b"key")
+
+
 def test_quotas_that_are_no_sizes_are_refused(make_pool: MakePool) -> None:
     with pytest.raises(ConfigError, match=r"quota\.hbm"):
         make_pool(8, quotas=Quotas(each=Quota(hbm="much")))
@@ -205,3 +289,59 @@ def test_a_namespace_known_by_its_digest_only_is_a_tenant_of_its_own(make_pool: 
         pool.alloc(1, ns=ns)
     pool.free(pool.alloc(2, ns=pool.namespace(B)))
     pool.free(blocks)
+
+
+def rss() -> int:
+    return psutil.Process().memory_info().rss
+
+
+@pytest.mark.parametrize(
+    "quotas",
+    [
+        None,
+        Quotas(named={b"7": Quota(hbm=8 * BLOCK)}),
+        pytest.param(Quotas(each=Quota(hbm=BLOCK)), marks=pytest.mark.slow),
+    ],
+)
+def test_a_hundred_thousand_tenants_pass_through_a_pool_in_flat_memory(
+    make_pool: MakePool, quotas: Quotas | None
+) -> None:
+    """One block of history each, of which 16 fit. The last ones find theirs, and nobody another's."""
+    pool = make_pool(16, quotas=quotas)
+    tokens, at_first = np.arange(4, dtype=np.int32), 0
+    for n in range(100_000):
+        if n == 20_000:
+            at_first = rss()
+        ns = pool.namespace(Identity(salt=b"%d" % n))
+        with pool.match(tokens, ns) as hit:
+            assert hit.num_tokens == 0
+        blocks = pool.alloc(1, ns=ns)
+        pool.seal(blocks)
+        pool.insert(tokens, blocks, ns)
+        pool.free(blocks)
+    assert rss() - at_first < 4 << 20
+    space = pool._space
+    assert len(space.index.namespaces) < 3000
+    if space.tenants is not None:
+        assert len(space.tenants._of_ns) < 3000
+        assert len(space.tenants._of_tenant) == len(pool.stats().tenants) < 3000
+    found = [matched(pool, tokens.tolist(), pool.namespace(Identity(salt=b"%d" % n))) for n in range(99_980, 100_000)]
+    assert found == [0] * 4 + [1] * 16
+    pool.check()
+
+
+def test_a_tenant_stays_while_it_has_blocks_though_nobody_has_its_namespace(make_pool: MakePool) -> None:
+    pool = make_pool(16, quotas=Quotas(each=Quota(hbm=2 * BLOCK)))
+    held = pool.alloc(2, ns=pool.namespace(A))
+    for n in range(5000):
+        pool.namespace(Identity(salt=b"%d" % n))
+    with pytest.raises(QuotaExceeded):
+        pool.alloc(1, ns=pool.namespace(A))
+    pool.free(held)
+    stale = int(pool.namespace(A))
+    for n in range(5000):
+        pool.free(pool.alloc(1, ns=pool.namespace(Identity(salt=b"b%d" % n))))
+    with pytest.raises(ConfigError, match="was given up"):
+        pool.alloc(1, ns=stale)
+    pool.free(pool.alloc(2, ns=pool.namespace(A)))
+    assert all(one.blocks == 0 for one in pool.stats().tenants.values())

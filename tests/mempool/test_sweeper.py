@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ref_waiting import until
 
 from poolweave.errors import ConfigError
-from poolweave.mempool import Blocks, MemPool, PoolConfig
+from poolweave.mempool import Blocks, MemPool, Watermarks
 from poolweave.types import Tier
 
 MakePool = Callable[..., MemPool]
 Remember = Callable[..., Blocks]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "waited 10 s in vain"
-        time.sleep(0.001)
-
-
 def test_history_above_the_high_mark_is_demoted_to_the_low_one(make_pool: MakePool, remember: Remember) -> None:
-    pool = make_pool(16, 16, low_watermark=0.5, high_watermark=0.75)
+    pool = make_pool(16, 16, watermarks=Watermarks(low=0.5, high=0.75))
     remember(pool, list(range(48)))
     assert pool.stats().tiers[Tier.HBM].historical == 12, "at the mark is not above it"
     blocks = remember(pool, list(range(100, 108)))
@@ -37,7 +30,7 @@ def test_history_above_the_high_mark_is_demoted_to_the_low_one(make_pool: MakePo
 
 
 def test_without_dram_history_is_evicted(make_pool: MakePool, remember: Remember) -> None:
-    pool = make_pool(16, low_watermark=0.25, high_watermark=0.5)
+    pool = make_pool(16, watermarks=Watermarks(low=0.25, high=0.5))
     active = pool.alloc(6)
     remember(pool, list(range(16)))
     until(lambda: pool.stats().events.get("swept", 0) == 4)
@@ -45,7 +38,7 @@ def test_without_dram_history_is_evicted(make_pool: MakePool, remember: Remember
 
 
 def test_the_thread_ends_with_the_pool(make_pool: MakePool) -> None:
-    pool = make_pool(4, high_watermark=1.0)
+    pool = make_pool(4, watermarks=Watermarks(high=1.0))
     names = [thread.name for thread in threading.enumerate()]
     assert f"poolweave-sweep-{pool.instance}" in names
     pool.close()
@@ -55,7 +48,7 @@ def test_the_thread_ends_with_the_pool(make_pool: MakePool) -> None:
 @pytest.mark.parametrize(("low", "high"), [(0.9, 0.8), (0.0, 0.5), (0.5, 1.5)])
 def test_impossible_marks_are_refused(low: float, high: float) -> None:
     with pytest.raises(ConfigError, match="watermarks"):
-        PoolConfig(low_watermark=low, high_watermark=high)
+        Watermarks(low=low, high=high)
 
 
 def test_a_hit_is_promoted_where_there_is_room(make_pool: MakePool, remember: Remember, read: Any) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from ref_waiting import until
 
 from poolweave.errors import AllocTimeout, InstanceClosed, OutOfBlocks
 from poolweave.mempool import Blocks, MemPool
@@ -15,13 +16,6 @@ from poolweave.mempool.waiters import WaitQueue
 from poolweave.types import Tier
 
 MakePool = Callable[..., MemPool]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "waited 10 s in vain"
-        time.sleep(0.001)
 
 
 def test_c7_a_blocking_alloc_times_out_and_lets_others_run(make_pool: MakePool) -> None:

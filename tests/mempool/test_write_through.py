@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from ref_waiting import until
 
 from poolweave.errors import ConfigError, OutOfBlocks
-from poolweave.mempool import Blocks, MemPool, Quota, Quotas
+from poolweave.mempool import Blocks, MemPool, Quota, Quotas, Watermarks
 from poolweave.mempool import space as space_module
 from poolweave.types import Tier
 
 MakePool = Callable[..., MemPool]
 Remember = Callable[..., Blocks]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def settled(pool: MemPool, sealed: int) -> None:
@@ -136,7 +129,7 @@ def test_a_quota_of_dram_holds_for_mirrors(make_pool: MakePool, remember: Rememb
 
 
 def test_random_use_keeps_bytes_and_books(make_pool: MakePool, read: Any) -> None:
-    pool = make_pool(24, 32, write="through", high_watermark=0.9, low_watermark=0.7)
+    pool = make_pool(24, 32, write="through", watermarks=Watermarks(low=0.7, high=0.9))
     rng = random.Random(3)
     for step in range(1500):
         prompt = rng.randrange(20)

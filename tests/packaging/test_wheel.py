@@ -59,6 +59,7 @@ def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_wheel_from_sdist_runs_the_quickstart_without_the_engine_extra(clean_python: Path, tmp_path: Path) -> None:
+    """C36: nothing else is started or downloaded for it."""
     assert run(clean_python, "-c", QUICKSTART, cwd=tmp_path).strip() == "ok"
     installed = run(clean_python, "-m", "pip", "list", "--format=freeze", cwd=tmp_path)
     assert "torch" not in installed

@@ -23,7 +23,7 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         ends = {"embedding": self.draw(VOCAB, HIDDEN), "norm": self.ones(), "head": self.draw(VOCAB, HIDDEN)}
-        self.attention = AttentionStack(ends, [1.0, 0.1, 0.01, 0.001], 1.0, 0)
+        self.attention = AttentionStack(HIDDEN, ends, [1.0, 0.1, 0.01, 0.001], 1.0, 0)
         self.ffn = FfnStack(HIDDEN)
         self.layers = []
         for _ in range(LAYERS):
@@ -62,15 +62,15 @@ class Model:
         return tokens
 
 
-def make_board(models: int = 3) -> Board:
+def make_board(models: int = 3, width: int = 1) -> Board:
     return Board.create(
         {"slots": 4, "max_rows": 3, "seats": 12, "max_tokens": 64, "block_tokens": BLOCK, "max_hidden": HIDDEN,
-         "models": models, "events": 0}
+         "models": models, "events": 0, "width": width}
     )  # fmt: skip
 
 
 def seat_request(board: Board, seat: int, prompt: list[int], end: int, blocks: list[int], **sampling: Any) -> None:
-    board.set_seat(seat, prompt, 0, end, blocks, {**GREEDY, **sampling})
+    board.set_seat(seat, prompt, 0, end, [blocks], {**GREEDY, **sampling})
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from ref_instance import Thread, until
+from ref_instance import Thread
+from ref_waiting import until
 
 from poolweave.scheduler.membership import MembershipConfig
 from poolweave.serving.door.config import DoorConfig
 from poolweave.serving.door.server import DoorServer
-from poolweave.serving.instance_config import InstanceConfig
+from poolweave.serving.instance.config import InstanceConfig
 from poolweave.serving.membership.coordinator import Coordinator, CoordinatorConfig
 from poolweave.types import Role
 
@@ -35,7 +36,7 @@ class World:
         self.model = folder.name
         self._open()
         self.headers = {"Authorization": f"Bearer {door['keys'][0].key}"} if door.get("keys") else {}
-        until(lambda: self.usable == len(roles), "all instances are linked")
+        until(lambda: self.believed == len(roles), "all instances are linked and believed")
 
     def _open(self) -> None:
         self.door = DoorServer(self._config)
@@ -53,12 +54,18 @@ class World:
         """Another door: it knows nothing of what the last one did."""
         self._shut()
         self._open()
-        until(lambda: self.usable == len(self.instances), "all instances are linked")
+        until(lambda: self.believed == len(self.instances), "all instances are linked and believed")
 
     @property
     def usable(self) -> int:
         found = self.client.get("/deployment", headers=self.headers).json()["instances"]
         return sum(one["state"] == "active" for one in found)
+
+    @property
+    def believed(self) -> int:
+        """Those that can be used, and told what they hold already; until then they are credited with half of it."""
+        found = self.client.get("/deployment", headers=self.headers).json()["instances"]
+        return sum(one["state"] == "active" and one["events"] == "live" for one in found)
 
     def add(self, name: str, role: Role, token_s: float = 0.0) -> Thread:
         config = InstanceConfig(name=name, role=role, registry=self.coordinator.address, membership=TIMES)

@@ -11,20 +11,19 @@ import os
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from poolweave.errors import PoolweaveError
+from poolweave.errors import PoolweaveError, TransferFailed
 from poolweave.index import Identity
 from poolweave.index.events import EventRecorder, KVEventPublisher
-from poolweave.serving.instance_config import InstanceConfig
-from poolweave.serving.instance_membership import InstanceMembership
-from poolweave.serving.messages import (
+from poolweave.serving.control.messages import (
     Cancel,
     Complete,
+    Copied,
+    Copy,
     Counters,
     Decode,
     Discard,
@@ -41,8 +40,10 @@ from poolweave.serving.messages import (
     Stats,
     Welcome,
 )
-from poolweave.serving.rpc_server import Caller, RpcServer
-from poolweave.serving.service import run_process
+from poolweave.serving.control.server import Caller, RpcServer
+from poolweave.serving.instance.config import InstanceConfig
+from poolweave.serving.instance.membership import InstanceMembership
+from poolweave.serving.process.service import run_process
 from poolweave.types import Tier
 
 BLOCK = 16
@@ -90,6 +91,7 @@ class FakeInstance:
         self.log: list[tuple[str, str]] = []
         self.handed_over: set[str] = set()
         self.failures: list[PoolweaveError] = []
+        self.refuses_copies = False
         self._seen: list[tuple[bytes, list[int]]] = []
         self._membership: InstanceMembership | None = None
         self.publisher = KVEventPublisher(BLOCK)
@@ -138,6 +140,10 @@ class FakeInstance:
             if isinstance(request, Cancel) and request.request in self.running:
                 self.running[request.request].set()
             caller.reply(Done())
+        elif isinstance(request, Copy):
+            self.log.append((name, request.peer))
+            refused = Failure(ErrorInfo.of(TransferFailed("no copies here")))
+            caller.reply(refused if self.refuses_copies else Copied(len(request.tokens) // 4))
         else:
             self.log.append((name, request.job.request))
             self._start(caller, request)
@@ -199,10 +205,10 @@ class FakeInstance:
         prompt = [int(token) for token in job.prompt()]
         best = 0
         for tenant, known in self._seen:
-            if tenant == job.tenant:
+            if tenant == job.owner.salt:
                 same = next((n for n, (a, b) in enumerate(zip(prompt, known, strict=False)) if a != b), None)
                 best = max(best, min(len(prompt), len(known)) if same is None else same)
-        self._seen = [*self._seen[-200:], (job.tenant, prompt)]
+        self._seen = [*self._seen[-200:], (job.owner.salt, prompt)]
         return min(best, len(prompt) - 1) // BLOCK * BLOCK
 
     def _cancel_client(self, client: bytes) -> None:
@@ -212,6 +218,7 @@ class FakeInstance:
 
     def _welcome(self) -> Welcome:
         return Welcome(
+            model=self.config.name.partition(".")[2],
             instance=self.config.name,
             role=self.config.role.value,
             pid=os.getpid(),
@@ -238,14 +245,6 @@ class Thread:
         self.instance.stop()
         self._thread.join()
         self.instance.close()
-
-
-def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
-    """Wait for a state of another thread or process."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        threading.Event().wait(0.005)
 
 
 def quick(config: InstanceConfig, **changes: Any) -> InstanceConfig:

@@ -65,6 +65,11 @@ class RegistryMember:
         """As one that was killed: no more heartbeats, no leaving."""
         self._registry.silent = True
 
+    def hang_up(self) -> None:
+        """As one that was killed, with its connections."""
+        self._registry.silent = True
+        self._registry.close()
+
     def close(self) -> None:
         self._participant.close()
         self._registry.close()

@@ -17,7 +17,7 @@ import numpy as np
 from poolweave.mempool import MemPool, PoolConfig
 from poolweave.serving.engine import EngineConfig, SamplingParams, Sequence, TorchEngine, load_model
 from poolweave.serving.engine.tensor_parallel import RankGroup, shard_model
-from poolweave.serving.sequence_parallel import PromptPart, SplitPrompt
+from poolweave.serving.instance.sequence_parallel import PromptPart, SplitPrompt
 from poolweave.transfer import Cut, TransferConfig
 
 HBM = "8MiB"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import threading
@@ -14,7 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-from ref_instance import until
+import psutil
+from ref_waiting import until
+from ref_whole import Whole
 
 from poolweave.serving.deployment import Deployment
 
@@ -35,47 +36,65 @@ class Storm:
         self._ending = threading.Event()
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self._whole = Whole(deployment)
         self._threads = [threading.Thread(target=self._ask, args=(n,), daemon=True) for n in range(4)]
 
     def blow(self, seconds: float, seed: int, pause_s: tuple[float, float]) -> None:
-        """Kill or stop a part at random, again and again; then let everything go on, and stop asking."""
+        """Kill, stop or let go on a process at random, again and again: of parts, of their workers, of spares. Those
+        that stand at the end stand on. `heal` comes next."""
         lot = random.Random(seed)
         for thread in self._threads:
             thread.start()
         deadline = time.monotonic() + seconds
-        stopped: set[int] = set()
-        while time.monotonic() < deadline:
-            threading.Event().wait(lot.uniform(*pause_s))
-            name, pid = lot.choice(sorted(self._deployment.pids.items()) or [("", 0)])
+        while (pause := lot.uniform(*pause_s)) < deadline - time.monotonic():
+            threading.Event().wait(pause)
             number = lot.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT))
-            if number is signal.SIGCONT and stopped:
-                pid = stopped.pop()
-            if pid:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            victims = self._victims(stopped=number is signal.SIGCONT)
+            if not victims:
+                continue
+            name, process = lot.choice(victims)
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
                 self.seen[f"{number.name} {name.partition('-')[0]}"] += 1
-                if number is signal.SIGSTOP:
-                    stopped.add(pid)
-        for pid in stopped:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        self._ending.wait(max(0.0, deadline - time.monotonic()))
+
+    def ask(self, seconds: float) -> None:
+        """Requests only. `heal` comes next."""
+        self.blow(seconds, 0, (seconds, seconds))
+
+    def _victims(self, stopped: bool) -> list[tuple[str, psutil.Process]]:
+        """Every process of the deployment that stands, or that does not."""
+        deployment = self._deployment
+        spares = () if deployment.spares is None else deployment.spares.pids
+        pids = [*sorted(deployment.pids.items()), *(("spare", pid) for pid in spares)]
+        parts: list[tuple[str, psutil.Process]] = []
+        for name, pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                each = [(name, process), *(("worker", child) for child in process.children())]
+                parts += [(name, one) for name, one in each if (one.status() == psutil.STATUS_STOPPED) is stopped]
+        return parts
+
+    def heal(self) -> float:
+        """Wait until everything is there again, while requests still come, and then until nothing runs.
+
+        -> seconds until it was whole"""
+        begun = time.monotonic()
+        until(lambda: not self._victims(stopped=True) and self._whole.again(), "the deployment is whole again", 300)
+        healed_s = time.monotonic() - begun
         self._ending.set()
         for thread in self._threads:
             thread.join()
-
-    def heal(self, instances: int) -> None:
-        """Wait until everything is there again and nothing runs."""
         with httpx.Client(base_url=self._deployment.url, timeout=60) as client:
 
-            def whole() -> bool:
+            def idle() -> bool:
                 with suppress(httpx.HTTPError):
                     found = client.get("/deployment").json()
-                    active = sum(one["state"] == "active" for one in found["instances"])
-                    idle = not found["in_flight"] and not any(one["kv_usage"] for one in found["instances"])
-                    return active == instances and idle
+                    return not found["in_flight"] and not any(one["kv_usage"] for one in found["instances"])
                 return False
 
-            until(whole, "the deployment is whole again", 300)
+            until(idle, "nobody is inside and no block is held", 120)
+        return healed_s
 
     def _ask(self, number: int) -> None:
         lot = random.Random(number)

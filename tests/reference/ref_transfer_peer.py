@@ -1,6 +1,7 @@
 """An engine in a process of its own, driven by JSON lines: `python ref_transfer_peer.py '<settings>'`.
 
-Commands: offer, receive, hold (pulls stop at their first byte and say so), stats, quit. Every line gets a line back.
+Commands: offer, grow (offer what is not computed, its first layers sealed), play (a scene), receive, hold (pulls stop
+at their first byte and say so), stats, quit. Every line gets a line back.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ref_block_store import ReferenceStore
+from ref_transfer_scenes import SCENES
+from ref_transfer_world import Node
 
 from poolweave.errors import PoolweaveError
 from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
@@ -45,13 +49,18 @@ class PeerProcess:
 
     def read(self) -> Any:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the peer process ended"
-        return json.loads(line)
+        for line in self._process.stdout:
+            if line.startswith("{"):  # NIXL logs to the same stream
+                return json.loads(line)
+        raise AssertionError("the peer process ended")
 
     def kill(self) -> None:
         self._process.kill()
         self._reap()
+
+    def end(self) -> None:
+        """SIGKILL, not waited for: kill() still reaps."""
+        self._process.kill()
 
     def quit(self) -> None:
         self.tell("quit")
@@ -106,6 +115,19 @@ def serve(name: str, parent: dict[str, str], **settings: Any) -> None:
             shipment = Shipment(blocks=blocks, num_tokens=16 * order["n"], tag=order["tag"].encode())
             engine.offer(parent["name"], shipment)
             say(sum=int(sum(store.view(one).astype(np.int64).sum() for one in blocks.tolist())))
+        elif command == "grow":
+            blocks = store.alloc(order["n"])
+            store.fill(blocks, order.get("seed", 0))
+            shipment = Shipment(blocks=blocks, num_tokens=16 * order["n"], tag=order["tag"].encode(), growing=True)
+            growing = engine.offer(parent["name"], shipment)
+            for layer in range(order["layers"]):
+                store.seal(blocks, layer + 1)
+                growing.ready(layer + 1)
+            say(sum=int(sum(store.view(one).astype(np.int64).sum() for one in blocks.tolist())))
+        elif command == "play":
+            with suppress(PoolweaveError):
+                SCENES[order["scene"]](Node(engine, store), parent["name"], parent["address"])
+            say(ended=True)
         elif command == "receive":
             try:
                 with engine.receive(order["tag"].encode(), 20) as got:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,7 @@ class World:
     def node(self, *, layout: KVLayout = LAYOUT, num_slots: int = 32, mappable: bool = True, **settings: Any) -> Node:
         settings = {"listen": self.listen, "exchange": self.exchange, "stall_s": 2.0, **settings}
         store = ReferenceStore(layout, num_slots, mappable=mappable)
-        node = Node(TransferEngine(f"node-{next(_names)}", store, TransferConfig(**settings)), store)
+        node = Node(TransferEngine(f"node-{os.getpid()}-{next(_names)}", store, TransferConfig(**settings)), store)
         self.nodes.append(node)
         return node
 

@@ -8,6 +8,7 @@ from poolweave.scheduler.cost_model import (
     ArchitectureModel,
     CostModel,
     DecodeStep,
+    KVLink,
     Link,
     MoveOrRecompute,
     PrefillSample,
@@ -75,7 +76,9 @@ def test_kv_is_moved_only_when_that_is_faster_than_computing_it() -> None:
     saved_s = MODEL.prefill_s(4096, 0) - MODEL.prefill_s(4096, 4000)
     break_even = 4000 * KV_BYTES / saved_s
     for factor, worthwhile in ((1.01, True), (0.99, False)):
-        decision = MoveOrRecompute(model=MODEL, link=Link(bytes_per_s=break_even * factor), bytes_per_token=KV_BYTES)
+        decision = MoveOrRecompute(
+            model=MODEL, kv_link=KVLink(link=Link(bytes_per_s=break_even * factor), bytes_per_token=KV_BYTES)
+        )
         move = decision.move(4096, held_here=0, held_there=4000)
         assert move.worthwhile is worthwhile
         assert (move.tokens, move.saved_s) == (4000, pytest.approx(saved_s))
@@ -84,11 +87,13 @@ def test_kv_is_moved_only_when_that_is_faster_than_computing_it() -> None:
 
 @pytest.mark.parametrize(("here", "there"), [(512, 512), (512, 256), (0, 0)])
 def test_nothing_to_move(here: int, there: int) -> None:
-    decision = MoveOrRecompute(model=MODEL, link=Link(bytes_per_s=1e12), bytes_per_token=KV_BYTES)
+    decision = MoveOrRecompute(model=MODEL, kv_link=KVLink(link=Link(bytes_per_s=1e12), bytes_per_token=KV_BYTES))
     move = decision.move(1024, here, there)
     assert (move.tokens, move.worthwhile) == (0, False)
 
 
 def test_each_block_is_a_call() -> None:
-    decision = MoveOrRecompute(model=MODEL, link=Link(bytes_per_s=1e18, per_call_s=1.0), bytes_per_token=1)
+    decision = MoveOrRecompute(
+        model=MODEL, kv_link=KVLink(link=Link(bytes_per_s=1e18, per_call_s=1.0), bytes_per_token=1)
+    )
     assert decision.move(1024, 0, 33).transfer_s == pytest.approx(3.0)

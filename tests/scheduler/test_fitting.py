@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.fitting import ErrorReport, cross_report, fit_relative, hold_out
+from poolweave.scheduler.fitting import ErrorReport, cross_report, fit_relative, folds
 
 
 def test_exact_line_is_found() -> None:
@@ -43,17 +43,17 @@ def test_error_report() -> None:
         ErrorReport.of([], [])
 
 
-def test_hold_out_is_a_partition_and_repeatable() -> None:
+def test_folds_hold_each_sample_out_once_and_are_repeatable() -> None:
     samples = list(range(20))
-    seen, unseen = hold_out(samples, 0.25, seed=3)
-    assert (len(seen), len(unseen)) == (15, 5)
-    assert sorted(seen + unseen) == samples
-    assert hold_out(samples, 0.25, seed=3) == (seen, unseen)
-    assert hold_out(samples, 0.25, seed=4) != (seen, unseen)
-    assert [len(part) for part in hold_out(samples[:2], 0.0)] == [1, 1]
-    assert [len(part) for part in hold_out(samples[:2], 1.0)] == [1, 1]
+    cut = folds(samples, 0.25, seed=3)
+    assert [(len(seen), len(unseen)) for seen, unseen in cut] == [(15, 5)] * 4
+    assert all(sorted(seen + unseen) == samples for seen, unseen in cut)
+    assert sorted(sample for _, unseen in cut for sample in unseen) == samples
+    assert folds(samples, 0.25, seed=3) == cut != folds(samples, 0.25, seed=4)
+    assert [len(unseen) for _, unseen in folds(samples[:3], 0.0)] == [1, 1, 1]
+    assert [len(unseen) for _, unseen in folds(samples[:3], 1.0)] == [2, 1]
     with pytest.raises(ConfigError, match="1 samples"):
-        hold_out([1])
+        folds([1])
 
 
 def test_cross_report_judges_only_unseen_points() -> None:
@@ -64,5 +64,5 @@ def test_cross_report_judges_only_unseen_points() -> None:
         return lambda sample: 0.0 if sample in seen else float(sample)
 
     report = cross_report(list(range(1, 11)), fit, float)  # type: ignore[arg-type]
-    assert (report.num_points, report.max) == (2, 0.0)
-    assert len(fitted[0]) == 8
+    assert (report.num_points, report.max) == (10, 0.0)
+    assert [len(seen) for seen in fitted] == [7, 7, 8, 8]

@@ -34,7 +34,7 @@ def test_queue_is_exactly_empty_after_the_last() -> None:
         made.enqueue(1, seconds)
     for seconds in (0.1, 0.2, 0.3):
         made.dequeue(1, seconds)
-    assert made.queued_s(made.of(Role.PREFILL)).tolist() == [0.0]
+    assert made.candidates(made.of(Role.PREFILL)).queued_s.tolist() == [0.0]
     made.check()
 
 

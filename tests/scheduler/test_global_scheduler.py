@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from poolweave.errors import ConfigError, NoInstance, RequestRefused, UnknownPeer
 from poolweave.index.events.wire import BlockRemoved, BlockStored
 from poolweave.scheduler.configuration import Difference, Member
-from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep, Link
+from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep, KVLink, Link
 from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.scheduler.policies import Candidates
 from poolweave.scheduler.routes import Fetch, Replication, SchedulerConfig
@@ -109,7 +109,7 @@ def test_load_lasts_until_the_first_token() -> None:
 
 
 def test_pair_of_prefill_and_decode() -> None:
-    config = SchedulerConfig(link=Link(bytes_per_s=1e9), kv_bytes_per_token=100_000, returns_answers=True)
+    config = SchedulerConfig(kv_link=KVLink(link=Link(bytes_per_s=1e9), bytes_per_token=100_000), returns_answers=True)
     scheduler = GlobalScheduler(MODEL, config, clock=Clock())
     for i in range(2):
         scheduler.add(f"p{i}", Role.PREFILL)
@@ -155,7 +155,9 @@ def test_decode_memory_is_not_overrun() -> None:
 
 
 def test_kv_is_fetched_when_that_is_faster() -> None:
-    config = SchedulerConfig(link=Link(bytes_per_s=1e9), kv_bytes_per_token=10_000)  # 10 us a token; computing: 100 us
+    config = SchedulerConfig(
+        kv_link=KVLink(link=Link(bytes_per_s=1e9), bytes_per_token=10_000)
+    )  # 10 us a token; computing: 100 us
     scheduler = GlobalScheduler(MODEL, config, clock=Clock())
     for name in ("a", "b"):
         scheduler.add(name, Role.COLOCATED)
@@ -169,7 +171,9 @@ def test_kv_is_fetched_when_that_is_faster() -> None:
     assert route.fetch == Fetch(source=holder, tokens=1584)
     assert route.cached_tokens == 1584
     assert route.own_s == pytest.approx(0.01 + 16 * 1e-4 + 1584 * 1e-5)
-    slow = GlobalScheduler(MODEL, SchedulerConfig(link=Link(bytes_per_s=1e7), kv_bytes_per_token=10_000), clock=Clock())
+    slow = GlobalScheduler(
+        MODEL, SchedulerConfig(kv_link=KVLink(link=Link(bytes_per_s=1e7), bytes_per_token=10_000)), clock=Clock()
+    )
     slow.add("a", Role.COLOCATED)
     slow.add("b", Role.COLOCATED)
     holder = slow.route(tokens).prefill
@@ -267,8 +271,8 @@ def test_refusals() -> None:
         scheduler.route(prompt(16), request_id="mine")
     with pytest.raises(UnknownPeer):
         scheduler.report("nobody", 1.0)
-    for wrong in ({"policy": "fastest"}, {"degraded_credit": 2.0}, {"hot_load": 0.0}, {"link": Link(bytes_per_s=1.0)}):
-        with pytest.raises(ConfigError, match=next(iter(wrong)).replace("link", "kv_bytes_per_token")):
+    for wrong in ({"policy": "fastest"}, {"degraded_credit": 2.0}, {"hot_load": 0.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
             SchedulerConfig(**wrong)
 
 

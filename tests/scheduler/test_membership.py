@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.configuration import Configuration, Departure, Member, State
+from poolweave.scheduler.configuration import Configuration, Departure, Member, Roster, State
+from poolweave.scheduler.cost_model import ArchitectureModel
+from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.scheduler.membership import Membership, MembershipConfig
 from poolweave.scheduler.membership_messages import Admitted, Announce, Effect, Gone, Heartbeat, Join, Refusal, Refused
 from poolweave.types import Role
@@ -157,6 +159,25 @@ def test_ended_life_never_comes_back_and_a_new_epoch_does() -> None:  # C31
     assert membership.stats().remembered == 0  # bounded
 
 
+def test_what_twenty_killed_lives_had_put_is_forgotten_by_the_trees() -> None:  # C31
+    membership, roster = Membership(CONFIG), Roster()
+    scheduler = GlobalScheduler(ArchitectureModel(constant_s=0.01, linear_s=1e-4))
+    now = 0.0
+    for life in range(1, 21):
+        membership.join(join("node", epoch=life), now)
+        scheduler.update(roster.apply(membership.configuration))
+        tokens = [life * 1000 + n for n in range(64)]  # what it puts, before it is killed
+        scheduler.holdings.learned("node", scheduler.holdings.keys(tokens))
+        assert sum(tree.entries for tree in scheduler.holdings.stats().values()) > 0
+        run(membership, now, now + 9)
+        now += 9
+        assert scheduler.update(roster.apply(membership.configuration)) == ()
+        scheduler.holdings.sweep()
+        assert sum(tree.entries for tree in scheduler.holdings.stats().values()) == 0
+        assert scheduler.stats().instances == ()
+    scheduler.check()
+
+
 def test_live_name_is_not_taken_over() -> None:
     membership = Membership(CONFIG)
     membership.join(join("a", epoch=1), 0.0)
@@ -170,6 +191,24 @@ def test_live_name_is_not_taken_over() -> None:
     (refused,) = membership.heartbeat(beat("a", 9, epoch=1), 6.6)
     assert isinstance(refused, Refused)
     assert refused.reason is Refusal.STALE_EPOCH
+
+
+def test_the_name_of_who_hung_up_is_free_until_it_is_heard_again() -> None:
+    membership = Membership(CONFIG)
+    membership.join(join("a", epoch=1), 0.0)
+    membership.hung_up("a", 7, 0.5)  # another life's connection
+    membership.hung_up("nobody", 1, 0.5)
+    assert isinstance(membership.join(join("a", epoch=2), 0.5)[0], Refused)
+    membership.hung_up("a", 1, 1.0)
+    assert states(membership) == {"a": State.ACTIVE}, "it may call again"
+    membership.heartbeat(beat("a", 1), 1.5)
+    assert isinstance(membership.join(join("a", epoch=2), 1.6)[0], Refused)
+    membership.hung_up("a", 1, 1.7)
+    assert gone(membership.join(join("a", epoch=2), 1.8)) == [("a", 1, Departure.REPLACED)]
+    (refused,) = membership.heartbeat(beat("a", 2, epoch=1), 1.9)
+    assert isinstance(refused, Refused)
+    assert refused.reason is Refusal.STALE_EPOCH
+    membership.check()
 
 
 def test_drain_then_leave() -> None:

@@ -1,4 +1,5 @@
-"""Members and coordinator over a network that delays, repeats, overtakes and loses, with pauses, deaths and skew."""
+"""Members and coordinator over a network that delays, repeats, overtakes and loses, with pauses, deaths and skew, and
+connections that end."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ class Network(RuleBasedStateMachine):
         self.membership = Membership(CONFIG, coordinator=next(self.coordinators))
         self.ended: set[tuple[str, int]] = set()
         self.fresh: dict[str, tuple[int, float, int]] = {}  # epoch, observed time, sequence of what was heard last
+        self.hung_up: set[str] = set()  # and not heard since
         self.observed, self.last, self.version = 0.0, self.now, 0
 
     # -- the coordinator, with its observed time modelled here
@@ -46,7 +48,9 @@ class Network(RuleBasedStateMachine):
                 heard_epoch, heard, _ = self.fresh.pop(name)
                 assert heard_epoch == epoch
                 self.ended.add((name, epoch))
-                silent = CONFIG.ttl_s if effect.why.value == "expired" else CONFIG.suspect_s
+                free = 0.0 if name in self.hung_up else CONFIG.suspect_s
+                self.hung_up.discard(name)
+                silent = CONFIG.ttl_s if effect.why.value == "expired" else free
                 assert self.observed - heard >= silent - 1e-9, f"{name} was heard {self.observed - heard} s ago"
             elif isinstance(effect, Announce):
                 assert effect.configuration.version > self.version
@@ -72,6 +76,7 @@ class Network(RuleBasedStateMachine):
         epoch, _, sequence = self.fresh.get(message.name, (None, 0.0, 0))
         if new or (epoch == message.epoch and message.sequence > sequence):
             self.fresh[message.name] = (message.epoch, self.observed, message.sequence)
+            self.hung_up.discard(message.name)
 
     def tick(self) -> None:
         self.observe()
@@ -89,6 +94,15 @@ class Network(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def kill(self, name: str) -> None:
         self.alive.pop(name, None)
+
+    @rule(name=st.sampled_from(NAMES), stale=st.booleans())
+    def hang_up(self, name: str, stale: bool) -> None:
+        """The connection of the life that is known ends, or `stale`: that of one before."""
+        self.observe()
+        if name in self.fresh:
+            self.membership.hung_up(name, self.fresh[name][0] - stale, self.now)
+            if not stale:
+                self.hung_up.add(name)
 
     @rule(name=st.sampled_from(NAMES), skew=st.sampled_from([-1e6, -3.0, 0.0, 5.0, 1e6]))
     def set_clock(self, name: str, skew: float) -> None:

@@ -10,6 +10,8 @@ from poolweave.scheduler.fitting import ErrorReport
 from poolweave.scheduler.operators import (
     AttentionOperator,
     CollectiveOperator,
+    ExchangeSample,
+    HopOperator,
     LinearOperator,
     Operator,
     OperatorModel,
@@ -70,7 +72,8 @@ def test_operator_level_survives_a_change_of_parallelism() -> None:
 
 
 def test_table_agrees_with_the_sum_of_operators() -> None:
-    model = OperatorModel(operators=measured_operators(Device()), parallelism=Parallelism(tp=2, pp=2), hop_s=1e-5)
+    hop = HopOperator(bytes_per_token=5120 * 2, bytes_per_s=25e9, latency_s=1e-5)
+    model = OperatorModel(operators=(*measured_operators(Device()), hop), parallelism=Parallelism(tp=2, pp=2))
     compiled = model.compile()
     assert compiled.stages == 2
     for x, cached in [*LENGTHS, *HELD_OUT]:
@@ -129,6 +132,22 @@ def test_parallelism_multiplies_constants() -> None:
     reduce = CollectiveOperator(count=1, bytes_per_token=100, bytes_per_s=1e6, latency_s=1e-5)
     assert reduce.seconds(new, new, one)[0] == 0
     assert reduce.seconds(new, new, four)[0] == pytest.approx(1e-5 + 2 * 0.75 * 100 * 1000 / 1e6)
+    hop = HopOperator(bytes_per_token=100, bytes_per_s=1e6, latency_s=1e-5)
+    assert hop.seconds(new, new, four)[0] == 0
+    assert hop.seconds(new, new, Parallelism(pp=3))[0] == pytest.approx(2 * (1e-5 + 100 * 1000 / 1e6))
+    assert hop.seconds(np.array([0.0]), new, Parallelism(pp=3))[0] == 0
+
+
+def test_what_ranks_send_each_other_is_found_from_exchanges_of_several_sizes() -> None:
+    def taken(share: float) -> list[ExchangeSample]:
+        return [ExchangeSample(nbytes=n, seconds=2e-5 + share * n / 1e9) for n in (100, 10_000, 10**6)]
+
+    reduce = CollectiveOperator.fit(taken(2 * 3 / 4), ranks=4, count=60, bytes_per_token=2304)
+    assert (reduce.bytes_per_s, reduce.latency_s) == pytest.approx((1e9, 2e-5))
+    hop = HopOperator.fit(taken(1.0), bytes_per_token=2304)
+    assert (hop.bytes_per_s, hop.latency_s) == pytest.approx((1e9, 2e-5))
+    with pytest.raises(ConfigError, match="sends of more bytes took no longer"):
+        HopOperator.fit([ExchangeSample(nbytes=n, seconds=1e-3) for n in (1, 1000)], bytes_per_token=1)
 
 
 def test_reference_device_is_not_the_model() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from poolweave.scheduler._native import CandidateTable
 from poolweave.scheduler.policies import (
     POLICIES,
     Candidates,
@@ -32,12 +33,11 @@ def candidates(
         names.add(f"i{i}")
     at = list(range(len(queued))) if slots is None else slots
     return Candidates(
-        slots=np.array(at, np.intp),
+        slots=np.array(at),
         names=names,
-        cached_tokens=np.full(len(at), cached, np.int32),
-        queued_s=np.array(queued),
-        own_s=np.array(own),
-        uncached_s=2.0,
+        table=CandidateTable.of(
+            np.array(at), np.full(len(at), cached, np.int32), np.array(queued), np.array(own), uncached_s=2.0
+        ),
         num_tokens=100,
         session=session,
     )

@@ -194,3 +194,12 @@ def test_settings_out_of_range(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named) as error:
         PromptTree(**settings)  # type: ignore[arg-type]
     assert error.value.setting == named
+
+
+def test_ten_thousand_salts_leave_nothing_behind() -> None:
+    """A salt a request must not be kept for ever: a namespace is computed, not remembered."""
+    tree = PromptTree(block_tokens=16)
+    given = {tree.namespace(Identity(model="m", salt=str(number).encode())) for number in range(10_000)}
+    assert len(given) == 10_000
+    assert 0 not in given
+    assert not any(isinstance(value, (dict, list, set)) and len(value) > 10 for value in vars(tree).values())

@@ -7,14 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from ref_waiting import until
 
 pytest.importorskip("torch")
 
@@ -22,9 +20,9 @@ from ref_transformers import save_random_model
 
 from poolweave.errors import AddressInUse, ConfigError, DeadlineExceeded, InstanceDied, ModelNotFound
 from poolweave.mempool import MemPool
-from poolweave.serving.child import Child, instance_program
 from poolweave.serving.cluster import LocalCluster
-from poolweave.serving.instance_config import ClusterConfig, InstanceConfig
+from poolweave.serving.instance.config import ClusterConfig, InstanceConfig
+from poolweave.serving.process.child import Child, instance_program
 from poolweave.transfer import KVLayout
 from poolweave.types import Role
 
@@ -46,13 +44,6 @@ def no_child_is_left() -> object:
     before = set(psutil.Process().children())  # multiprocessing's resource tracker, once any test has spawned
     yield
     assert set(psutil.Process().children()) <= before
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, what
-        threading.Event().wait(0.02)
 
 
 def test_an_unknown_model_path_is_shown_with_what_to_give(config: InstanceConfig) -> None:
@@ -121,7 +112,7 @@ def test_sigterm_ends_an_instance_cleanly(config: InstanceConfig) -> None:
 _PARENT = """
 import sys
 from poolweave.serving.cluster import LocalCluster
-from poolweave.serving.instance_config import ClusterConfig, InstanceConfig
+from poolweave.serving.instance.config import ClusterConfig, InstanceConfig
 from poolweave.types import Role
 instances = tuple(
     InstanceConfig(name=f"orphan-{role}", role=role, model=sys.argv[1], hbm="4MiB") for role in ("prefill", "decode")
@@ -148,7 +139,9 @@ def test_an_instance_started_by_hand_reads_toml_and_prints_its_address(folder: P
     file = tmp_path / "p.toml"
     file.write_text(f'name = "by-hand"\nrole = "prefill"\nmodel = "{folder}"\nhbm = "4MiB"\n')
     process = subprocess.Popen(
-        [sys.executable, "-m", "poolweave.serving.instance", "--config", str(file)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "poolweave.serving.instance.process", "--config", str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         assert process.stdout is not None
@@ -161,7 +154,9 @@ def test_an_instance_with_a_misspelt_setting_says_so_in_one_line(tmp_path: Path)
     file = tmp_path / "p.toml"
     file.write_text('name = "p"\nrole = "prefill"\nhmb = "4MiB"\n')
     result = subprocess.run(
-        [sys.executable, "-m", "poolweave.serving.instance", "--config", str(file)], capture_output=True, text=True
+        [sys.executable, "-m", "poolweave.serving.instance.process", "--config", str(file)],
+        capture_output=True,
+        text=True,
     )
     assert result.returncode == 1
     assert result.stderr == f"ConfigError: {file}: unknown key 'hmb'; did you mean 'hbm'?\n"

@@ -65,11 +65,12 @@ def test_to_mapping_is_taken_back() -> None:
         ("[engine]\nstep_token = 5", "engine.step_token", "did you mean 'step_tokens'?"),
         ('[[members]]\nname = "p"\n[[members]]\nname = "d"\nwieght = 2', "members[1].wieght", "did you mean 'weight'?"),
         ('[[members]]\nname = "p"\nengine = {ratios = 1.0}', "members[0].engine.ratios", "did you mean 'ratio'?"),
-        ("transport = 3", "transport", "Expected `str`, got `int`"),
-        ("[[members]]\nweight = 1", "members[0]", "missing required field `name`"),
+        ("transport = 3", "transport", "transport must be text, not a whole number"),
+        ("[[members]]\nweight = 1", "members[0]", "members[0] lacks name"),
         ('[[members]]\nname = "p"\nweight = -4', "weight", "weight must not be negative"),
-        ("engine = 3", "engine", "Expected `object | null`, got `int`"),
-        ("members = {}", "members", "Expected `array`, got `object`"),
+        ("engine = 3", "engine", "engine must be a section, not a whole number"),
+        ("members = {}", "members", "members must be a list, not a section"),
+        ("[engine]\nratio = true", "engine.ratio", "engine.ratio must be a number, not true or false"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, setting: str, says: str) -> None:

@@ -13,7 +13,7 @@ from ref_door import World
 from ref_words import save_words
 
 from poolweave.errors import ConfigError
-from poolweave.serving.replay import ReplayConfig, prompt_of, replay
+from poolweave.serving.replay import ReplayConfig, check_server, prompt_of, replay
 from poolweave.serving.simulator.traces import SharedPrefixes, TokenSource, in_order
 from poolweave.types import Role
 
@@ -69,6 +69,12 @@ def test_what_is_refused_is_told_by_its_status(world: World) -> None:
     assert report.summary()["statuses"] == {"404": 3}
     lost = asyncio.run(replay(trace.head(1), ReplayConfig(model="echo", url="http://127.0.0.1:1")))
     assert lost.summary()["statuses"] == {"lost": 1}
+
+
+def test_a_server_is_asked_for_the_model_first(world: World) -> None:
+    check_server(_at(world))
+    with pytest.raises(ConfigError, match="has no model 'other', but echo"):
+        check_server(_at(world, model="other"))
 
 
 @pytest.mark.parametrize("wrong", [{"speed": 0}, {"vocabulary": 50}, {"max_answer_tokens": -1}])

@@ -217,12 +217,14 @@ def test_data_that_ends_early_is_an_error(nbytes: int, kind: str) -> None:
 
 # --- the engine through proxies ----------------------------------------------------------------------------------
 
+PATIENCE = {"stall_s": 0.3, "connect_timeout_s": 0.5}  # where it is a stall that must be found
+
 
 class Street:
     """Sender `a` and receiver `b` over TCP, a proxy before each: control runs a -> b, data b -> a."""
 
     def __init__(self, *, control: Fault = CLEAN, answers: Fault = CLEAN, data: Fault = CLEAN, **settings: Any) -> None:
-        settings = {"stall_s": 0.3, "lease_s": 2.0, "connect_timeout_s": 0.5, **settings}
+        settings = {"stall_s": 5.0, "lease_s": 20.0, "connect_timeout_s": 5.0, **settings}  # a busy machine is no fault
         port = _free_port()
         self.data = Proxy(("127.0.0.1", port), down=data)
         store_a, store_b = ReferenceStore(LAYOUT), ReferenceStore(LAYOUT)
@@ -277,7 +279,7 @@ def _free_port() -> int:
 
 def test_an_engine_works_through_one_byte_writes() -> None:
     slow = Fault(step=1)
-    with Street(control=slow, answers=slow, data=slow, stall_s=5.0, connect_timeout_s=5.0) as street:
+    with Street(control=slow, answers=slow, data=slow) as street:
         assert street.send()
 
 
@@ -287,7 +289,7 @@ def test_faults_on_the_data_connection(kind: str, growing: bool) -> None:
     """The first data connection is faulty: that transfer fails in time, and the next one works over a new one."""
     offsets = [0, 60, 200, 5000] if kind != "stall" else [60, 5000]
     for after in offsets:
-        with Street(data=Fault(kind, after, connections=1)) as street:
+        with Street(data=Fault(kind, after, connections=1), **(PATIENCE if kind == "stall" else {})) as street:
             assert not street.send(b"1", growing=growing)
             assert street.send(b"2", growing=growing)
 
@@ -300,35 +302,32 @@ def test_faults_on_the_control_connection(kind: str, direction: str) -> None:
     longest = 420 if direction == "control" else 120
     for after in sorted(rng.sample(range(longest), 8)):
         fault = Fault(kind, after, connections=1)
-        with Street(**{direction: fault}, lease_s=1.0) as street:  # type: ignore[arg-type]
+        with Street(**{direction: fault}) as street:
             went_well = [street.send(tag) for tag in (b"1", b"2", b"3", b"4")]
-            if kind == "corrupt":  # a length swallows the answers behind it until so many bytes have come
-                tags = iter(range(5, 17))
-                while not went_well[-1]:
-                    went_well.append(street.send(str(next(tags)).encode()))
             assert went_well[-1]
-            assert went_well.count(False) <= (1 if kind == "cut" else 12)
+            assert went_well.count(False) <= 1
 
 
 @pytest.mark.parametrize("direction", ["control", "answers"])
-@pytest.mark.parametrize(("kind", "offsets"), [("cut", 5), ("corrupt", 2), _often("cut", 60)])
+@pytest.mark.parametrize(("kind", "offsets"), [("cut", 5), ("corrupt", 3), _often("cut", 60), _often("corrupt", 60)])
 def test_faults_on_the_control_connection_of_growing_transfers(kind: str, offsets: int, direction: str) -> None:
     """Wherever the fault falls, in an offer or between its stretches: a typed error, and a later transfer works."""
     rng = random.Random(f"growing-{kind}-{direction}")
     for after in sorted(rng.sample(range(560 if direction == "control" else 200), offsets)):
-        with Street(**{direction: Fault(kind, after, connections=1)}, lease_s=1.0) as street:  # type: ignore[arg-type]
-            tags = (str(number).encode() for number in range(20))
-            went_well = [street.send(next(tags), growing=True) for _ in range(2)]
-            while not went_well[-1]:  # a length swallows the answers behind it until so many bytes have come
-                went_well.append(street.send(next(tags), growing=True))
-            assert kind == "corrupt" or went_well.count(False) <= 1
+        with Street(**{direction: Fault(kind, after, connections=1)}) as street:
+            went_well = [street.send(tag, growing=True) for tag in (b"1", b"2", b"3", b"4")]
+            assert went_well[-1]
+            # who finds a corrupt frame still says Failed: the next offer may be sent before the loss is seen
+            assert went_well.count(False) <= (1 if kind == "cut" else 2)
 
 
 @pytest.mark.parametrize("direction", ["control", "answers"])
-def test_stalls_on_the_control_connection(direction: str) -> None:
+@pytest.mark.parametrize("growing", [False, True])
+def test_stalls_on_the_control_connection(direction: str, growing: bool) -> None:
     for after in (0, 30, 200 if direction == "control" else 80):  # in the greeting, and in the offer or its answer
-        with Street(**{direction: Fault("stall", after, connections=1)}, lease_s=0.4) as street:  # type: ignore[arg-type]
-            assert not street.send(b"1")
+        stalled: dict[str, Any] = {direction: Fault("stall", after, connections=1), **PATIENCE, "lease_s": 0.4}
+        with Street(**stalled) as street:
+            assert not street.send(b"1", growing=growing)
 
 
 def test_a_cut_control_connection_is_a_lost_peer_and_heals(make_world: MakeWorld) -> None:

@@ -15,7 +15,7 @@ from poolweave.transfer._native import FRAME_LIMIT, FrameDecoder, FrameEncoder
 from poolweave.transfer.keys import greeting_key, session_keys
 
 KEYS = st.sampled_from([None, b"k" * 32])
-HEADER_AND_SUM = 24
+HEADER, CHECKED, HEAD = 8, 12, 28  # bytes: what the check covers, with the check, with the sum
 
 
 def frames_of(payloads: list[bytes], key: bytes | None) -> bytes:
@@ -45,13 +45,14 @@ def test_sums_are_those_of_the_protocol(payload: bytes, count: int, key: bytes |
     encoder = FrameEncoder(key)
     for _ in range(count):
         frame = encoder.encode(payload)
-    head = (count - 1).to_bytes(8, "little") + frame[:8]
+    head = (count - 1).to_bytes(8, "little") + frame[:HEADER]
     total = (
         xxhash.xxh3_128_digest(head + payload)
         if key is None
         else hashlib.blake2b(head + payload, key=key, digest_size=16).digest()
     )
-    assert frame[8:] == total + payload
+    assert frame[HEADER:CHECKED] == xxhash.xxh3_64_intdigest(frame[:HEADER]).to_bytes(8, "little")[:4]
+    assert frame[CHECKED:] == total + payload
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=3), KEYS, st.data())
@@ -76,17 +77,28 @@ def test_junk_is_refused_or_waits_for_more(junk: bytes, key: bytes | None) -> No
         assert decoder.next() is None
     except ProtocolError:
         return
-    assert len(junk) < HEADER_AND_SUM + 1000  # a header that promises at most the limit
+    assert len(junk) < CHECKED  # a header of the right magic and version at most: the check is there by then
 
 
 def test_a_length_over_the_limit_is_refused_at_its_header() -> None:
     decoder = FrameDecoder(limit=100)
-    decoder.feed(FrameEncoder().encode(bytes(101))[:8])
+    decoder.feed(FrameEncoder().encode(bytes(101))[:CHECKED])
     with pytest.raises(ProtocolError) as caught:
         decoder.next()
     assert (caught.value.nbytes, caught.value.limit) == (101, 100)
     with pytest.raises(ProtocolError, match="fewer blocks"):
         FrameEncoder().encode(bytes(FRAME_LIMIT + 1))
+
+
+@given(st.binary(max_size=300), KEYS, st.integers(0, 8 * CHECKED - 1))
+def test_a_damaged_header_is_refused_before_its_payload_comes(payload: bytes, key: bytes | None, bit: int) -> None:
+    """A length that grew would else swallow all that follows, until somebody's lease ends."""
+    head = bytearray(FrameEncoder(key).encode(payload)[:CHECKED])
+    head[bit // 8] ^= 1 << bit % 8
+    decoder = FrameDecoder(key=key)
+    decoder.feed(bytes(head))
+    with pytest.raises(ProtocolError):
+        decoder.next()
 
 
 def test_frames_cannot_be_replayed_or_reordered() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ref_transfer_world import Node, World, same_kv
+from ref_waiting import until
 
 from poolweave.errors import ConfigError, NotSealed, PeerLost, PoolweaveError, TransferFailed, TransferTimeout
 from poolweave.transfer import KVLayout, Shipment
@@ -17,13 +17,6 @@ from poolweave.transfer.growth import Coverage, Stretch
 
 LAYOUT = KVLayout(num_layers=4, kv_heads=2, head_dim=8)
 STEP = LAYOUT.block_tokens
-
-
-def eventually(condition: Any, what: str) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen"
-        time.sleep(0.001)
 
 
 def unsealed(node: Node, n: int, seed: int = 0, **more: Any) -> Shipment:
@@ -86,7 +79,7 @@ def test_blocks_may_come_before_layers(world: World) -> None:
 
 
 def test_only_what_is_sealed_can_be_called_ready(world: World) -> None:
-    a, b = world.pair(layout=LAYOUT)
+    a, b = world.pair(layout=LAYOUT, max_in_flight_bytes=1)
     shipment = unsealed(a, 2, tag=b"n")
     transfer = a.engine.offer(b.name, shipment)
     b.engine.follow(b"n", 60)
@@ -96,14 +89,14 @@ def test_only_what_is_sealed_can_be_called_ready(world: World) -> None:
     for bad in ({"layers": 5}, {"num_blocks": 3}, {"layers": -1}):
         with pytest.raises(ConfigError):
             transfer.ready(**bad)
-    sealed = a.engine.offer(b.name, a.shipment(1, tag=b"s"))
+    sealed = a.engine.offer(b.name, a.shipment(1, tag=b"s"))  # waits for the first to end
     with pytest.raises(ConfigError, match="growing"):
-        sealed._on_ready(1, 1)
+        sealed.ready(1, 1)
     assert transfer.cancel()
     transfer.ready()  # nothing happens any more
     with pytest.raises(TransferFailed):
         b.engine.receive(b"n", 60)
-    eventually(lambda: b.store.in_use() == 1, "the cancelled placement's release")
+    until(lambda: b.store.in_use() == 1, "the cancelled placement's release")
     b.engine.receive(b"s", 60).close()
 
 
@@ -114,7 +107,7 @@ def test_the_receiver_gives_up_when_no_more_comes(world: World) -> None:
     grow(a, shipment, transfer, 1)
     with pytest.raises(TransferTimeout):
         transfer.result(60)
-    eventually(lambda: b.store.in_use() == 0, "the release of a placement that nobody fills")
+    until(lambda: b.store.in_use() == 0, "the release of a placement that nobody fills")
     world.check()
 
 
@@ -130,7 +123,7 @@ def test_a_lost_sender_releases_what_was_placed(world: World) -> None:
         arriving.wait(2, timeout=60)
     with pytest.raises((PeerLost, TransferFailed)):
         b.engine.receive(b"x", 60)
-    eventually(lambda: b.store.in_use() == 0, "the release")
+    until(lambda: b.store.in_use() == 0, "the release")
 
 
 def test_a_torn_stretch_fails_its_checksum(world: World) -> None:
@@ -145,7 +138,7 @@ def test_a_torn_stretch_fails_its_checksum(world: World) -> None:
     transfer.ready(2)
     with pytest.raises(TransferFailed, match="wrong checksums"):
         transfer.result(60)
-    eventually(lambda: b.store.in_use() == 0, "the release")
+    until(lambda: b.store.in_use() == 0, "the release")
 
 
 def _after(action: Any, call: Any) -> Any:
@@ -171,6 +164,60 @@ def test_a_growing_offer_waits_for_its_turn_with_what_is_ready(world: World) -> 
         transfer.result(60)
         with b.engine.receive(shipment.tag, 60) as got:
             assert same_kv(a, shipment.blocks, b, got.blocks)
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of LAYOUT make a stretch of sealed blocks; four are many."""
+    for module in ("growing", "launcher"):
+        monkeypatch.setattr(f"poolweave.transfer.{module}.STRETCH_BYTES", 2 * LAYOUT.block_bytes)
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_many_sealed_blocks_are_pulled_while_their_checksums_are_made(world: World) -> None:
+    a, b = world.pair(layout=LAYOUT)
+    a.engine.offer(b.name, a.shipment(1)).result(60)  # dials
+    shipment, tokens = a.shipment(5, seed=1, tag=b"m"), a.tokens(5)
+    shipment.tokens, shipment.insert = tokens, True
+    transfer = a.engine.offer(b.name, shipment)
+    with pytest.raises(ConfigError, match="growing"):
+        transfer.ready()
+    report = transfer.result(60)
+    assert (report.pulled_blocks, report.nbytes) == (5, 5 * LAYOUT.block_bytes)
+    assert report.steps == 3
+    with b.engine.receive(b"m", 60) as got:
+        assert same_kv(a, shipment.blocks, b, got.blocks)
+    again = Shipment(blocks=shipment.blocks, num_tokens=5 * STEP, tag=b"again")
+    assert a.engine.offer(b.name, again).result(60).steps == 1  # they are known by now
+    b.engine.receive(b"again", 60).close()
+    world.check()
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_a_torn_stretch_of_many_sealed_blocks_fails_its_checksum(world: World) -> None:
+    a, b = world.pair(layout=LAYOUT)
+    a.engine.offer(b.name, a.shipment(1)).result(60)
+    shipment = a.shipment(5, seed=1, tag=b"t")
+    a.engine._sender._grower._tell_peer = _after(lambda: _scribble(a, shipment), a.engine._sender._tell_ready)
+    transfer = a.engine.offer(b.name, shipment)
+    with pytest.raises(TransferFailed, match="wrong checksums"):
+        transfer.result(60)
+    until(lambda: b.store.in_use() == 0, "the release")
+    assert not sum(a.store.loans.values())
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_many_sealed_blocks_that_must_wait_are_hashed_before(world: World) -> None:
+    a, b = world.pair(layout=LAYOUT, max_in_flight_bytes=1)
+    a.engine.offer(b.name, a.shipment(1)).result(60)
+    first, second = unsealed(a, 1, tag=b"1"), a.shipment(5, seed=1, tag=b"2")
+    growing = a.engine.offer(b.name, first)
+    waiting = a.engine.offer(b.name, second)
+    grow(a, first, growing, 4)
+    assert waiting.result(60).steps == 1
+    with b.engine.receive(b"2", 60) as got:
+        assert same_kv(a, second.blocks, b, got.blocks)
+    b.engine.receive(b"1", 60).close()
 
 
 def test_nothing_grows_at_once(world: World) -> None:

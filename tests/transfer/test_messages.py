@@ -13,7 +13,8 @@ from poolweave.transfer.messages import ANSWERS, GREETINGS, REPLIES, REQUESTS, d
 
 OFFER = messages.Offer(
     offer=5, nonce=9, lease_s=1.0, tag=b"t", num_blocks=2, num_tokens=20, tiers=bytes(2), slots=bytes(8),
-    checksums=bytes(16), identity=bytes(16), tokens=bytes(80), insert=True, private=False, on_demand=1, reservation=0,
+    checksums=bytes(16), identity=bytes(16), tenant=bytes(16), tokens=bytes(80), insert=True, private=False,
+    on_demand=1, reservation=0,
 )  # fmt: skip
 
 
@@ -25,6 +26,7 @@ def test_messages_come_back_equal() -> None:
         (REPLIES, messages.Welcome("b", 7, bytes(16))),
         (REPLIES, messages.Refused("LayoutMismatch", "no", {"ours": "x", "theirs": None})),
         (REQUESTS, OFFER),
+        (REQUESTS, msgspec.structs.replace(OFFER, tenant=b"")),
         (REQUESTS, messages.Ready(5, 1, 0, 2, 3, 4, bytes(16))),
         (REQUESTS, messages.Cancel(5, b"t")),
         (REQUESTS, messages.Reserve(-1, 4, 1, 2.0)),
@@ -42,6 +44,7 @@ def test_messages_come_back_equal() -> None:
     [
         {"num_blocks": 3}, {"num_blocks": -1}, {"num_blocks": 1 << 40}, {"num_tokens": 21}, {"num_tokens": -1},
         {"tiers": bytes(3)}, {"slots": bytes(7)}, {"checksums": bytes(8)}, {"identity": bytes(15)}, {"offer": 0},
+        {"tenant": bytes(15)}, {"tenant": bytes(17)}, {"tenant": None}, {"tenant": "t" * 16},
         {"lease_s": 0.0}, {"lease_s": float("nan")}, {"lease_s": float("inf")}, {"tag": bytes(1025)},
         {"on_demand": 256},
     ],

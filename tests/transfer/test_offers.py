@@ -109,7 +109,12 @@ class Offers(RuleBasedStateMachine):
         assert self.book.next_deadline() == min((o.deadline for o in self.open + self.waiting), default=math.inf)
         for peer in PEERS:
             assert self.book.has_waiting(peer) == any(o.peer == peer for o in self.waiting)
-            assert self.book.in_flight_bytes(peer) == sum(o.nbytes for o in self.open if o.peer == peer)
+            in_flight = [o.nbytes for o in self.open if o.peer == peer]
+            assert self.book.in_flight_bytes(peer) == sum(in_flight)
+            free = len(self.open) < 3 and not self.book.has_waiting(peer)
+            assert self.book.has_room(peer, MOST // 2) == (
+                free and (not in_flight or sum(in_flight) + MOST // 2 <= MOST)
+            )
         for offer in self.open:
             assert self.book.find(offer.number) is offer
 

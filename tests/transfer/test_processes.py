@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ref_transfer_peer import LARGE, PeerProcess, usage
 from ref_transfer_world import Node, World, require_nixl
+from ref_waiting import until
 
 from poolweave.errors import PeerLost, StaleEpoch, TransferFailed
 from poolweave.transfer import Shipment
@@ -63,16 +64,6 @@ def exchange_both_ways(survivor: Node, peer: PeerProcess, tag: str) -> None:
         assert total(survivor, got.blocks) == wanted
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Yields until another thread has made it true: for at most 60 s."""
-    waiting = threading.Event()
-    for _ in range(6000):
-        if condition():
-            return
-        waiting.wait(0.01)
-    pytest.fail("it never came true")
-
-
 class Gate:
     """Once `held`, pulls of this process stop at their first byte: `reached` tells, `go_on` frees them."""
 
@@ -112,7 +103,7 @@ def kill_the_sender(survivor: Node, peer: PeerProcess, gate: Gate) -> None:
     peer.ask("offer", n=16, tag="doomed")
     assert gate.reached.wait(20)
     peer.kill()
-    wait_until(lambda: survivor.engine.stats().receiving.sessions == 0)  # the loss was seen
+    until(lambda: survivor.engine.stats().receiving.sessions == 0)  # the loss was seen
     gate.go_on.set()
     with pytest.raises(TransferFailed):
         survivor.engine.receive(b"doomed", 20)
@@ -135,7 +126,7 @@ def test_sigkill_in_the_middle_of_transfers(survivor: Node, monkeypatch: pytest.
             kill_the_receiver(survivor, peer)
         assert survivor.store.in_use() == 0
         survivor.engine.check()
-        wait_until(lambda: survivor.engine.stats().receiving.sessions == 0)
+        until(lambda: survivor.engine.stats().receiving.sessions == 0)
         if cycle == WARM:  # pools of workers and connections are as large as they get
             warm = usage()
     come_back_to(warm)
@@ -146,16 +137,12 @@ def come_back_to(first: dict[str, int]) -> None:
     """Threads and descriptors return to what they were, or nearly: a dead peer's sockets may still be closing, so this
     waits; what leaked stays.
     """
-    last: dict[str, int] = {}
 
     def is_back() -> bool:
-        last.update(usage())
-        return all(last[what] <= first[what] + 1 for what in ("threads", "fds"))
+        now = usage()
+        return all(now[what] <= first[what] + 1 for what in ("threads", "fds"))
 
-    try:
-        wait_until(is_back)
-    except pytest.fail.Exception:
-        pytest.fail(f"threads or descriptors grow: {first}, then {last}")
+    until(is_back, f"threads and descriptors as they were: {first}")
 
 
 def test_a_reservation_of_an_earlier_life_is_stale(survivor: Node) -> None:
@@ -190,5 +177,5 @@ def test_connecting_and_leaving_again_and_again_leaves_nothing(survivor: Node) -
     come_back_to(figures[2])
     resident = [figure["resident"] for figure in figures[2:]]
     assert resident[-1] <= resident[0] + (4 << 20), f"memory grows: {resident}"
-    wait_until(lambda: peer.ask("stats")["fds"] <= 40)
+    until(lambda: peer.ask("stats")["fds"] <= 40)
     peer.quit()

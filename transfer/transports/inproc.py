@@ -17,7 +17,8 @@ from poolweave.transfer._native import Outcome
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import Hello
 from poolweave.transfer.offers import OpenOffer
-from poolweave.transfer.transport import Home, PullSlice
+from poolweave.transfer.one_sided import OneSided
+from poolweave.transfer.transport import Home, PullSlice, Source
 from poolweave.transfer.transports.shm import MappedSource
 
 
@@ -69,7 +70,7 @@ class Exchange:
             self._changed.wait_for(lambda: (home.instance, home.epoch, offer) not in self._readers)
 
 
-class InprocSource:
+class InprocSource(Source):
     """Reads the sender's memory where it lies."""
 
     is_instant = True
@@ -92,13 +93,13 @@ class InprocSource:
         self._mapped.close()
 
 
-class InprocTransport:
+class InprocTransport(OneSided):
     """Needs `exchange` in the settings. Raises ConfigError without."""
 
     def __init__(self, home: Home) -> None:
         if not isinstance(home.exchange, Exchange):
             raise ConfigError("inproc needs an Exchange that the engines share", setting="exchange")
-        self._home = home
+        super().__init__(home)
         self._exchange = home.exchange
         self._exchange.join(home)
 
@@ -111,15 +112,8 @@ class InprocTransport:
         home = self._exchange.find(hello.instance, hello.epoch)
         return InprocSource(self._exchange, home, self._home.limits.copy_threads)
 
-    def publish(self, offer: OpenOffer, step: int = 0) -> None:
-        pass
-
     def revoke(self, offer: OpenOffer) -> None:
         self._exchange.drain(self._home, offer.number)
-
-    def adopt(self, sock: socket.socket) -> None:
-        sock.close()
-        raise ProtocolError("inproc has no data connections")
 
     def close(self) -> None:
         self._exchange.leave(self._home)

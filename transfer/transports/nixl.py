@@ -27,14 +27,16 @@ from poolweave.transfer._native import Abort, Extents, Outcome, hash_blocks
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.leases import TABLE_BYTES, slot_of
 from poolweave.transfer.messages import Hello, decode
-from poolweave.transfer.offers import OpenOffer
+from poolweave.transfer.one_sided import OneSided
 from poolweave.transfer.regions import Memory, grid_of
-from poolweave.transfer.transport import Home, PullSlice
+from poolweave.transfer.transport import Home, PullSlice, Source
 from poolweave.types import UInt64Array
 
 _PACKAGES = ("nixl._api", "nixl_cu12._api", "nixl_cu13._api")
 _NAP_S = 20e-6  # between two looks at a read that takes longer than _EAGER_S
-_EAGER_S = 2e-4
+# Looking is what moves the bytes where the host copies them: a slice of 64 MiB takes 10 to 60 ms, one block of 400 MiB
+# 400, and with naps after 50 ms it nearly stops (benchmarks/bench_transfer_nixl.py, mode c).
+_EAGER_S = 1.0
 _MOST_WORDS = 256  # lease words read at one time: as many as pull workers can be
 
 
@@ -140,7 +142,7 @@ class NixlAgent:
         return abort is None or not abort.is_set
 
 
-class NixlSource:
+class NixlSource(Source):
     """Reads one sender's memory through our agent."""
 
     is_instant = False
@@ -176,11 +178,11 @@ class NixlSource:
             self._agent.remove(self._peer)
 
 
-class NixlTransport:
+class NixlTransport(OneSided):
     """Raises ConfigError where `nixl` is not installed."""
 
     def __init__(self, home: Home) -> None:
-        self._home = home
+        super().__init__(home)
         self._agent = NixlAgent(home)
 
     def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
@@ -199,16 +201,6 @@ class NixlTransport:
         memory = Memory({space.tier: grid_of(layout, space, base) for space, base in places})
         peer = self._agent.add(introduction.metadata)
         return NixlSource(self._agent, self._home.limits.copy_threads, memory, peer, introduction.words)
-
-    def publish(self, offer: OpenOffer, step: int = 0) -> None:
-        pass  # the lease word says it all
-
-    def revoke(self, offer: OpenOffer) -> None:
-        pass  # readers look at the word after they read
-
-    def adopt(self, sock: socket.socket) -> None:
-        sock.close()
-        raise ProtocolError("NIXL has data connections of its own")
 
     def close(self) -> None:
         self._agent.close()

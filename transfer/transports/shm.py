@@ -16,13 +16,14 @@ from poolweave.transfer._native import Outcome, copy_blocks
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.leases import TABLE_BYTES, slot_of
 from poolweave.transfer.messages import Hello
-from poolweave.transfer.offers import OpenOffer
+from poolweave.transfer.one_sided import OneSided
 from poolweave.transfer.regions import Memory, PeerMemory, map_bytes
-from poolweave.transfer.transport import Home, PullSlice
+from poolweave.transfer.store import MappedPeer
+from poolweave.transfer.transport import Home, PullSlice, Source
 from poolweave.types import UInt64Array
 
 
-class MappedSource:
+class MappedSource(Source):
     """Reads blocks through a mapping of the sender's memory and of its lease words."""
 
     is_instant = True
@@ -30,6 +31,13 @@ class MappedSource:
     def __init__(self, memory: Memory, words: UInt64Array, threads: int) -> None:
         self._mapped: tuple[Memory, UInt64Array] | None = (memory, words)
         self._threads = threads
+
+    @property
+    def mapped(self) -> MappedPeer | None:
+        if self._mapped is None:
+            return None
+        memory, words = self._mapped
+        return MappedPeer(memory.tiers, words, memory)
 
     def pull(self, slice_: PullSlice) -> Outcome:
         mapped = self._mapped  # kept by this frame: close() cannot unmap under the copy
@@ -49,14 +57,14 @@ class MappedSource:
         self._mapped = None
 
 
-class ShmTransport:
+class ShmTransport(OneSided):
     """Needs stores whose regions have descriptors. Raises ConfigError without."""
 
     def __init__(self, home: Home) -> None:
-        self._home = home
+        super().__init__(home)
         if any(fd < 0 for fd in home.memory.fds):
             raise ConfigError(
-                "this pool's memory cannot be mapped by other processes: listen on tcp or inproc", setting="listen"
+                "a tier in a shared arena cannot be mapped whole: listen on arena, tcp or inproc", setting="listen"
             )
 
     def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
@@ -75,16 +83,3 @@ class ShmTransport:
             raise
         memory = PeerMemory(layout, hello.spaces, fds[:-1])
         return MappedSource(memory, words, self._home.limits.copy_threads)
-
-    def publish(self, offer: OpenOffer, step: int = 0) -> None:
-        pass  # the lease word says it all
-
-    def revoke(self, offer: OpenOffer) -> None:
-        pass  # readers look at the word after they read
-
-    def adopt(self, sock: socket.socket) -> None:
-        sock.close()
-        raise ProtocolError("shared memory has no data connections")
-
-    def close(self) -> None:
-        pass

@@ -29,16 +29,17 @@ from poolweave.transfer.keys import greeting_key
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import REPLIES, DataHello, Hello, Refused, decode, encode, revive
 from poolweave.transfer.offers import OpenOffer
-from poolweave.transfer.transport import Home, PullSlice
+from poolweave.transfer.tls import tls_failure
+from poolweave.transfer.transport import Home, PullSlice, Source
 
 _IDLE_S = 60.0  # the sender ends a data connection that asked for nothing this long
 _KEEP_S = 30.0  # the receiver does not reuse one older than this, so it never meets that end
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 640 << 10  # four sends (csrc/core/wire.cpp), none of them small
 _STEP_SHIFT = 48  # offers' numbers are far below
 _WORTH_ANOTHER = 4 << 20  # bytes from which a further connection pays
 
 
-class TcpSource:
+class TcpSource(Source):
     """A pool of data connections to one sender, opened as needed."""
 
     is_instant = False
@@ -104,12 +105,16 @@ class TcpSource:
                 peer=self._peer,
                 reason="connect",
             ) from error
+        tls = self._home.limits.tls
+        if tls is not None:
+            sock = tls.dial(sock, self._address)
         try:
             tune(sock)
             self._greet(sock, deadline)
         except OSError as error:
             sock.close()
-            raise TransferFailed(f"{self._peer} did not greet: {error}", peer=self._peer, reason="greeting") from error
+            why = tls_failure(sock) or error
+            raise TransferFailed(f"{self._peer} did not greet: {why}", peer=self._peer, reason="greeting") from error
         except PoolweaveError:
             sock.close()
             raise
@@ -118,6 +123,7 @@ class TcpSource:
     def _greet(self, sock: socket.socket, deadline: float) -> None:
         key = greeting_key(self._home.limits.secret) if self._home.limits.secret is not None else None
         nonce = secrets.token_bytes(16)
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
         hello = DataHello(self._home.instance, self._peer, self._epoch, nonce)
         sock.sendall(FrameEncoder(key).encode(encode(hello)))
         decoder = FrameDecoder(GREETING_LIMIT, key)
@@ -137,6 +143,8 @@ class TcpSource:
 
 class TcpTransport:
     """Both sides of the data plane over TCP of one engine."""
+
+    in_place = False
 
     def __init__(self, home: Home) -> None:
         self._home = home

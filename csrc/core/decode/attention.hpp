@@ -8,8 +8,10 @@
 
 #include "core/decode/kernels.hpp"
 #include "core/decode/kv_view.hpp"
+#include "core/decode/linear.hpp"
 #include "core/decode/matrix.hpp"
 #include "core/decode/rope.hpp"
+#include "core/decode/scratch.hpp"
 
 namespace poolweave::decode {
 
@@ -20,16 +22,21 @@ struct GroupedWeights {
     float scale = 1.0F;
 };
 
-// `expand` is the checkpoint's kv_b_proj, [heads * (nope + v_dim), rank]: its key rows are absorbed into the query and
-// its value rows applied to the mixed latent, so that no key or value is ever expanded.
+// `absorb` and `values` hold each head's part of the checkpoint's kv_b_proj: the query mixes its key rows, [nope, rank], into
+// latent form, and its value rows, [v_dim, rank], take the mixed latent to the head, so that no key or value is ever expanded.
 struct LatentWeights {
     std::int64_t heads = 0, rank = 0, nope = 0, rope = 0, v_dim = 0;
     Linear q_a, q_b;  // q_a may be empty: then q_b maps the hidden state itself
     RmsNorm q_norm;
     Linear kv_a;
     RmsNorm kv_norm;
-    Linear expand, o;
+    std::vector<Matrix> absorb;
+    std::vector<Packed> values;
+    Linear o;
     float scale = 1.0F;
+
+    // Fills `absorb` and `values` from kv_b_proj [heads * (nope + v_dim), rank]. Throws kConfig for another shape.
+    void expand(const Matrix& kv_b, PackedStore& store);
 };
 
 using AttentionWeights = std::variant<GroupedWeights, LatentWeights>;
@@ -40,14 +47,15 @@ void check_layout(const AttentionWeights& weights, const KvView& kv);
 
 // Working memory of `attend`, kept from call to call.
 struct AttentionScratch {
-    std::vector<float> query, key, value, latent, absorbed, scores, mixed, heads;
+    Scratch query, key, value, latent, absorbed, arranged, scores, mixed, heads;
+    std::vector<const void*> blocks;
 };
 
 // out [batch, hidden] = attention of x [batch, hidden] (normed), each row over its own sequence. Writes the row's KV at
 // its position first. `angles` [batch, rope.dim()] are the positions' rope tables.
 struct AttentionCall {
     const Kernels& kernels;
-    const Rope& rope;
+    Rope& rope;
     const KvView& kv;
     std::int64_t layer;
     std::span<const Sequence> sequences;

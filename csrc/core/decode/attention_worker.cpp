@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -20,7 +21,8 @@ bool in_flight(Turn turn) { return turn == Turn::kAttention || turn >= Turn::kFf
 
 AttentionWorker::AttentionWorker(const Board& board, int rank)
     : board_(board), rank_(rank), models_(board.shape().models),
-      residual_(static_cast<std::size_t>(board.shape().slots) * board.shape().max_rows * board.shape().max_hidden) {
+      residual_(static_cast<std::size_t>(board.shape().slots) * board.shape().max_rows * board.shape().max_hidden),
+      pending_(board.shape().slots) {
     if (rank < 0 || rank >= static_cast<int>(kMaxRanks))
         throw Error(Code::kConfig, "attention rank " + std::to_string(rank) + " of at most " + std::to_string(kMaxRanks));
 }
@@ -44,11 +46,12 @@ void AttentionWorker::deactivate(std::int64_t index) noexcept {
 void AttentionWorker::run() {
     const pid_t parent = getppid();
     Bell& bell = board_.header().attention[rank_];
+    Waiter waiter;
     while (!board_.aborted() && getppid() == parent) {
         const std::uint32_t seen = bell.rung.load(std::memory_order_acquire);
         while (work())
             if (board_.aborted()) return;
-        bell.rest(seen, kLookUpMs, board_.patience());
+        waiter.rest(bell, seen, kLookUpMs, board_.patience());
     }
 }
 
@@ -58,7 +61,7 @@ bool AttentionWorker::work() {
     if (index < 0) index = choose();
     if (index < 0) return false;
     Slot& slot = board_.slot(index);
-    step(index);
+    if (!stage(index)) return true;  // the slot is the others' of its group
     const ModelEntry& model = board_.model(slot.model);
     if (slot.layer < model.num_layers) {
         slot.ticket = board_.next_ticket();
@@ -72,6 +75,7 @@ bool AttentionWorker::work() {
     });
     slot.layer = 0;
     slot.ticket = board_.next_ticket();
+    slot.arrived.store(slot.group & ~(1U << rank_), std::memory_order_relaxed);  // the others wait for the next embedding
     if (over || slot.called.load(std::memory_order_acquire) != 0) {
         slot.turn.store(Turn::kHost, std::memory_order_release);
         board_.header().host.ring();
@@ -81,11 +85,16 @@ bool AttentionWorker::work() {
     return true;
 }
 
+bool AttentionWorker::awaits(const Slot& slot) const noexcept {
+    const std::uint32_t own = 1U << rank_;
+    return (slot.group & own) != 0 && (slot.arrived.load(std::memory_order_acquire) & own) == 0;
+}
+
 std::int64_t AttentionWorker::oldest() const noexcept {
     std::int64_t found = -1;
     for (std::int64_t i = 0; i < board_.shape().slots; ++i) {
         const Slot& slot = board_.slot(i);
-        if (slot.turn.load(std::memory_order_acquire) != Turn::kAttention || !mine(slot)) continue;
+        if (slot.turn.load(std::memory_order_acquire) != Turn::kAttention || !awaits(slot)) continue;
         if (found < 0 || slot.ticket < board_.slot(found).ticket) found = i;
     }
     return found;
@@ -135,37 +144,84 @@ void AttentionWorker::note_active() noexcept {
     }
 }
 
-void AttentionWorker::step(std::int64_t index) {
+void AttentionWorker::step(std::int64_t index) { stage(index); }
+
+// -> whether the slot is this rank's to hand on: it has no group, or all of it are done.
+bool AttentionWorker::stage(std::int64_t index) {
     if (index < 0 || index >= board_.shape().slots) throw Error(Code::kConfig, "no slot " + std::to_string(index));
     Slot& slot = board_.slot(index);
     AttentionStack* stack = models_[slot.model].stack.load(std::memory_order_acquire);
     if (stack == nullptr) throw Error(Code::kConfig, "model " + std::to_string(slot.model) + " is not active here");
     stages_.fetch_add(1, std::memory_order_relaxed);
     const std::int64_t start = now_ns();
-    if (slot.layer < stack->layers()) attend(index, slot, *stack);
-    else sample(index, slot, *stack);
+    if (slot.layer < stack->layers()) return attend(index, slot, *stack);
+    sample(index, slot, *stack);
     board_.record(rank_, index, start);
+    return true;
 }
 
-void AttentionWorker::attend(std::int64_t index, Slot& slot, AttentionStack& stack) {
-    float* residual = residual_.data() + index * board_.shape().max_rows * board_.shape().max_hidden;
+float* AttentionWorker::residual(std::int64_t index) noexcept {
+    return residual_.data() + index * board_.shape().max_rows * board_.shape().max_hidden;
+}
+
+bool AttentionWorker::attend(std::int64_t index, Slot& slot, AttentionStack& stack) {
+    const std::int64_t start = now_ns();
     sequences_.clear();
     std::int32_t tokens[kMaxRows];
+    const int share = share_of(slot.group, rank_);
     for (std::int32_t row = 0; row < slot.rows; ++row) {
         const std::int32_t position = board_.seat(slot.seats[row]).position.load(std::memory_order_relaxed);
         tokens[row] = board_.tokens(slot.seats[row])[position];
-        sequences_.push_back({position, board_.table(slot.seats[row])});
+        sequences_.push_back({position, board_.table(slot.seats[row], share)});
     }
-    if (slot.layer == 0) stack.embed({tokens, static_cast<std::size_t>(slot.rows)}, residual);
-    stack.attend(slot.layer, models_[slot.model].kv, sequences_, slot.layer == 0 ? nullptr : board_.delta(index), residual,
-                 board_.normed(index));
+    if (slot.layer == 0) pending_[index] = 0;  // whatever pass was broken off in this slot
+    if (slot.layer == 0 && mine(slot)) stack.embed({tokens, static_cast<std::size_t>(slot.rows)}, residual(index));
+    if (std::popcount(static_cast<unsigned>(slot.group)) > 1) return attend_share(index, slot, stack);
+    const float* delta = slot.layer == 0 ? nullptr : board_.delta(index);
+    stack.attend(slot.layer, models_[slot.model].kv, sequences_, delta, residual(index), board_.normed(index));
+    board_.record(rank_, index, start);
+    return true;
+}
+
+// One rank of several: its heads' part, then whatever the last one to arrive does.
+bool AttentionWorker::attend_share(std::int64_t index, Slot& slot, AttentionStack& stack) {
+    const std::int64_t start = now_ns(), numbers = slot.rows * stack.hidden(), layer = slot.layer;
+    float *own = residual(index), *delta = board_.delta(index);
+    if (layer > 0) {
+        add_partials(index, slot, layer - 1, stack.hidden());
+        for (std::int64_t i = 0; i < numbers; ++i) own[i] += delta[i];
+    } else if (mine(slot)) {
+        std::copy_n(own, numbers, delta);
+        board_.open_to_group(index);
+    } else {
+        std::copy_n(delta, numbers, own);
+    }
+    float* out = board_.partial(index, layer, share_of(slot.group, rank_));
+    stack.part(layer, models_[slot.model].kv, sequences_, own, out);
+    pending_[index] = 1;
+    board_.record(rank_, index, start);
+    if (!board_.arrive(index, rank_)) return false;
+    add_partials(index, slot, layer, stack.hidden());
+    stack.close(layer, slot.rows, own, board_.normed(index));
+    return true;
+}
+
+// The parts of all ranks into the residual, lowest first, unless that was done.
+void AttentionWorker::add_partials(std::int64_t index, const Slot& slot, std::int64_t layer, std::int64_t hidden) {
+    if (pending_[index] == 0) return;
+    pending_[index] = 0;
+    float* own = residual(index);
+    for (int share = 0; share < std::popcount(static_cast<unsigned>(slot.group)); ++share) {
+        const float* part = board_.partial(index, layer, share);
+        for (std::int64_t i = 0; i < slot.rows * hidden; ++i) own[i] += part[i];
+    }
 }
 
 // Rows that still have given tokens to compute need no logits; the others are gathered, so that the head is read once.
 void AttentionWorker::sample(std::int64_t index, Slot& slot, AttentionStack& stack) {
     const std::int64_t hidden = stack.hidden();
-    const float* residual = residual_.data() + index * board_.shape().max_rows * board_.shape().max_hidden;
-    const float* delta = board_.delta(index);
+    const float *residual = this->residual(index), *delta = board_.delta(index);
+    add_partials(index, slot, stack.layers() - 1, hidden);
     if (ends_.size() < static_cast<std::size_t>(kMaxRows * hidden)) ends_.resize(kMaxRows * hidden);
     std::int32_t drawing[kMaxRows];
     int count = 0;

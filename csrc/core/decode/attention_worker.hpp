@@ -12,7 +12,9 @@ namespace poolweave::decode {
 
 // Advances the batches of one attention rank whose turn is attention. `run` is control lowering: it starts passes, at most
 // the board's `in_flight` at a time, and hands batches to the FFN workers without the host. `step` does one stage that the host
-// names. One thread runs it; models are added and taken away by another while none of their batches is on the board.
+// names. A slot's group has each its share of the heads, and each keeps the residual: all work on a turn at once, put what
+// their heads add on the board, and the last one to arrive adds up, in the order of ranks, and hands on; the others do when
+// the next layer's turn comes. The leader alone embeds and samples. One thread runs it; models are added and taken away by another while none of their batches is on the board.
 class AttentionWorker {
   public:
     AttentionWorker(const Board& board, int rank);
@@ -39,11 +41,16 @@ class AttentionWorker {
     };
 
     bool mine(const Slot& slot) const noexcept { return slot.attention == rank_; }
+    bool awaits(const Slot& slot) const noexcept;
     bool work();
     std::int64_t oldest() const noexcept;
     std::int64_t choose() noexcept;
     void note_active() noexcept;
-    void attend(std::int64_t index, Slot& slot, AttentionStack& stack);
+    bool stage(std::int64_t index);
+    float* residual(std::int64_t index) noexcept;
+    bool attend(std::int64_t index, Slot& slot, AttentionStack& stack);
+    bool attend_share(std::int64_t index, Slot& slot, AttentionStack& stack);
+    void add_partials(std::int64_t index, const Slot& slot, std::int64_t layer, std::int64_t hidden);
     void sample(std::int64_t index, Slot& slot, AttentionStack& stack);
     bool append(std::int64_t seat, const float* logits, std::int64_t vocab);
 
@@ -51,6 +58,7 @@ class AttentionWorker {
     int rank_;
     std::vector<Model> models_;
     std::vector<float> residual_;  // [slots, max_rows, max_hidden]: never leaves the KV side
+    std::vector<char> pending_;    // [slots]: the layer before's partial sums are not yet in the residual
     std::vector<float> ends_, logits_;
     std::vector<Sequence> sequences_;
     Sampler sampler_;

@@ -1,16 +1,12 @@
 #include "core/decode/board.hpp"
 
 #include <fcntl.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <string>
 #include <utility>
 
@@ -21,31 +17,22 @@ namespace poolweave::decode {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x31'6472'616f'6277'70ULL;
-constexpr std::chrono::microseconds kAlone(20);     // how long a spinning worker keeps its core to itself
 constexpr std::chrono::microseconds kIdle(50);      // spin with no batch on its way
 constexpr std::chrono::microseconds kFlying(2000);  // spin with one: waking from the kernel costs 30-90 us a hop
-
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
-
-void pause() noexcept {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-long futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value, const timespec* timeout) noexcept {
-    return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), operation, value, timeout, nullptr, 0);
-}
 
 [[noreturn]] void fail(const std::string& what) {
     throw Error(Code::kOs, what + " failed: errno " + std::to_string(errno), {errno});
 }
 
+Ranks others_of(const Slot& slot) noexcept { return static_cast<Ranks>(slot.group & ~(1U << slot.attention)); }
+
+void ring_attention(BoardHeader& header, Ranks ranks) noexcept {
+    for (int rank = next_rank(ranks, -1); rank >= 0; rank = next_rank(ranks, rank)) header.attention[rank].ring();
+}
+
 void check(const BoardShape& s) {
     const bool fits = s.slots > 0 && s.max_rows > 0 && s.max_rows <= kMaxRows && s.seats > 0 && s.max_tokens > 0 &&
-                      s.block_tokens > 0 && s.max_hidden > 0 && s.models > 0;
+                      s.block_tokens > 0 && s.max_hidden > 0 && s.models > 0 && s.width > 0 && s.width <= kMaxRanks;
     if (!fits)
         throw Error(Code::kConfig, "a board has positive sizes and at most " + std::to_string(kMaxRows) + " rows a batch");
 }
@@ -54,26 +41,6 @@ void check(const BoardShape& s) {
 
 std::int64_t now_ns() noexcept {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void Bell::ring() noexcept {
-    rung.fetch_add(1);
-    if (sleepers.load() != 0) futex(&rung, FUTEX_WAKE, INT_MAX, nullptr);
-}
-
-void Bell::rest(std::uint32_t seen, std::int64_t timeout_ms, std::chrono::microseconds spin) noexcept {
-    const auto start = std::chrono::steady_clock::now();
-    for (auto spun = start - start; spun < spin; spun = std::chrono::steady_clock::now() - start) {
-        for (int i = 0; i < 64; ++i) {
-            if (rung.load(std::memory_order_acquire) != seen) return;
-            pause();
-        }
-        if (spun > kAlone) sched_yield();
-    }
-    sleepers.fetch_add(1);
-    const timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1000000};
-    if (rung.load() == seen) futex(&rung, FUTEX_WAIT, seen, &timeout);  // returns at once if it was rung since
-    sleepers.fetch_sub(1);
 }
 
 Board Board::create(const BoardShape& shape) {
@@ -140,9 +107,10 @@ std::size_t Board::lay_out(const BoardShape& shape) {
     place(stamps_, tokens);
     place(events_, static_cast<std::size_t>(shape.events) * 2 * kMaxRanks);
     place(tokens_, tokens);
-    place(tables_, seats * blocks);
+    place(tables_, seats * shape.width * blocks);
     place(normed_, mailbox);
     place(delta_, mailbox);
+    place(partials_, shape.width > 1 ? mailbox * 2 * shape.width : 0);
     return end;
 }
 
@@ -165,10 +133,30 @@ void Board::pass_on(std::int64_t index, int rank) const noexcept {
         header().ffn[next].ring();
         return;
     }
-    const std::int32_t attention = at.attention;
     at.layer += 1;
+    const Ranks resting = at.layer == model(at.model).num_layers ? others_of(at) : Ranks{0};  // the leader samples
+    const Ranks working = static_cast<Ranks>(at.group & ~resting);
+    at.arrived.store(resting, std::memory_order_relaxed);
     at.turn.store(Turn::kAttention, std::memory_order_release);
-    header().attention[attention].ring();
+    ring_attention(header(), working);
+}
+
+bool Board::arrive(std::int64_t index, int rank) const noexcept {
+    Slot& at = slot(index);
+    const std::uint32_t own = 1U << rank;
+    std::uint32_t seen = at.arrived.load(std::memory_order_acquire);
+    do {
+        // The last one's bit stays unset: so long it has the slot in hand.
+        if ((seen | own) == at.group) return true;
+    } while (!at.arrived.compare_exchange_weak(seen, seen | own, std::memory_order_acq_rel, std::memory_order_acquire));
+    return false;
+}
+
+void Board::open_to_group(std::int64_t index) const noexcept {
+    Slot& at = slot(index);
+    const Ranks others = others_of(at);
+    at.arrived.store(0, std::memory_order_release);
+    ring_attention(header(), others);
 }
 
 std::chrono::microseconds Board::patience() const noexcept {

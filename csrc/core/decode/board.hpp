@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <span>
 
+#include "core/decode/bell.hpp"
+
 namespace poolweave::decode {
 
 inline constexpr std::uint32_t kMaxRows = 16, kMaxStops = 8, kMaxLayers = 256, kMaxRanks = 8;
@@ -25,7 +27,7 @@ enum class Turn : std::uint32_t {
     kFfn,        // in flight, towards FFN rank 0; towards rank r it is kFfn + r, so that one word says whose a slot is
 };
 
-// A set of FFN ranks, a bit each. Those of one layer work on a batch one after the other, the lowest first, so that adding
+// A set of FFN or attention ranks, a bit each. FFN ranks of one layer work on a batch one after the other, the lowest first, so that adding
 // up has one order.
 using Ranks = std::uint8_t;
 
@@ -39,26 +41,20 @@ inline Turn turn_of_rank(int rank) noexcept { return static_cast<Turn>(static_ca
 // Sent to a rank on another host, and not back yet.
 inline Turn away_at_rank(int rank) noexcept { return turn_of_rank(static_cast<int>(kMaxRanks) + rank); }
 
+// Which share of a group's heads a rank has.
+inline int share_of(Ranks group, int rank) noexcept { return std::popcount(static_cast<unsigned>(group & ((1U << rank) - 1))); }
+
 enum class Finish : std::uint32_t { kRunning, kStop, kLength, kBroken };
 
+// `width`: over how many attention ranks one model's heads can be spread.
 struct BoardShape {
-    std::uint32_t slots, max_rows, seats, max_tokens, block_tokens, max_hidden, models, events;
+    std::uint32_t slots, max_rows, seats, max_tokens, block_tokens, max_hidden, models, events, width;
 };
 
 // One stage that a worker ran; a worker keeps its last `events` of them, if the board has room for any.
 struct Event {
     std::int64_t start_ns, end_ns;
     std::int32_t slot, model, layer, rows;
-};
-
-// A counter to sleep on. Ringing costs a system call only while somebody sleeps.
-struct alignas(64) Bell {
-    std::atomic<std::uint32_t> rung, sleepers;
-
-    void ring() noexcept;
-    // Returns when `rung` is no longer `seen`, or after `timeout_ms`: spins first, giving way to whoever else wants the
-    // core, and after `spin` sleeps in the kernel.
-    void rest(std::uint32_t seen, std::int64_t timeout_ms, std::chrono::microseconds spin) noexcept;
 };
 
 struct alignas(64) Seat {
@@ -76,7 +72,9 @@ struct alignas(64) Slot {
     std::atomic<Turn> turn;
     std::atomic<std::uint32_t> called;  // the host wants this slot at the next token boundary
     std::int32_t model, layer, rows;
-    std::int32_t attention;  // the attention rank that has its KV
+    std::int32_t attention;  // the attention rank that leads: it embeds, samples and chooses; the lowest of `group`
+    Ranks group;             // attention ranks that have its KV, each of some heads
+    std::atomic<std::uint32_t> arrived;  // of the group: done with their heads in this turn, or not yet to begin
     std::uint64_t ticket;  // orders batches that wait for the same worker
     std::int32_t seats[kMaxRows];
 };
@@ -118,7 +116,15 @@ class Board {
     Seat& seat(std::int64_t index) const noexcept { return seats_[index]; }
     std::span<std::int32_t> tokens(std::int64_t seat) const noexcept { return {tokens_ + seat * shape().max_tokens, shape().max_tokens}; }
     std::span<std::int64_t> stamps(std::int64_t seat) const noexcept { return {stamps_ + seat * shape().max_tokens, shape().max_tokens}; }
-    std::span<std::int32_t> table(std::int64_t seat) const noexcept { return {tables_ + seat * table_size(), static_cast<std::size_t>(table_size())}; }
+    // A seat's blocks on the rank that has `share` of its heads.
+    std::span<std::int32_t> table(std::int64_t seat, int share = 0) const noexcept {
+        return {tables_ + (seat * shape().width + share) * table_size(), static_cast<std::size_t>(table_size())};
+    }
+    // What a share's heads add to the residual. Two a slot, by the layer's parity: a rank may be at the next layer while
+    // another has not yet read this one's.
+    float* partial(std::int64_t slot, std::int64_t layer, int share) const noexcept {
+        return partials_ + ((slot * 2 + layer % 2) * shape().width + share) * mailbox_size();
+    }
     float* normed(std::int64_t slot) const noexcept { return normed_ + slot * mailbox_size(); }
     float* delta(std::int64_t slot) const noexcept { return delta_ + slot * mailbox_size(); }
     std::span<Event> events(std::size_t worker) const noexcept { return {events_ + worker * shape().events, shape().events}; }
@@ -128,6 +134,10 @@ class Board {
     bool aborted() const noexcept { return header().abort.load(std::memory_order_acquire) != 0; }
     // Keep what worker (attention rank, or kMaxRanks + FFN rank) did in a slot from `start_ns` until now.
     void record(std::size_t worker, std::int64_t slot, std::int64_t start_ns) const noexcept;
+    // Rank `rank` of a slot's group is done with its heads. True for the last one, who still has the slot; the others no more.
+    bool arrive(std::int64_t slot, int rank) const noexcept;
+    // Let the rest of the group begin, whom the leader was ahead of.
+    void open_to_group(std::int64_t slot) const noexcept;
     // FFN rank `rank` is done with a slot: to the layer's next rank, or back to attention for the next layer.
     void pass_on(std::int64_t slot, int rank) const noexcept;
     // Take a slot that is ready to start back for the host; false when it is not, or has just been started.
@@ -151,7 +161,7 @@ class Board {
     std::int64_t* stamps_ = nullptr;
     Event* events_ = nullptr;
     std::int32_t *tokens_ = nullptr, *tables_ = nullptr;
-    float *normed_ = nullptr, *delta_ = nullptr;
+    float *normed_ = nullptr, *delta_ = nullptr, *partials_ = nullptr;
 };
 
 }  // namespace poolweave::decode

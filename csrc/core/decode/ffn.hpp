@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "core/decode/kernels.hpp"
-#include "core/decode/matrix.hpp"
+#include "core/decode/linear.hpp"
 #include "core/decode/routing.hpp"
+#include "core/decode/scratch.hpp"
 
 namespace poolweave::decode {
 
@@ -18,16 +19,19 @@ struct DenseFfn {
     explicit operator bool() const noexcept { return static_cast<bool>(gate); }
 };
 
-// Weights of experts as `transformers` fuses them: gate_up [here * 2 * inner, hidden], down [here * hidden, inner].
-// `places` says where each expert lies, -1 for one that another rank has; empty: all are here, in order.
+// gate_up [2 * inner, hidden], gate first; down [hidden, inner].
+struct Expert {
+    Packed gate_up, down;
+};
+
+// `experts` are those whose weights are here. `places` says which of them each expert is, -1 for one that another rank
+// has; empty: all are here, in order.
 struct MoeFfn {
     Routing routing;
-    Matrix router, gate_up, down;
+    Packed router;
+    std::vector<Expert> experts;
     DenseFfn shared;  // may be empty
     std::vector<std::int32_t> places;
-
-    // Experts whose weights are here.
-    std::int64_t here() const noexcept;
 };
 
 struct FfnLayer {
@@ -63,13 +67,13 @@ class FfnStack {
     void add_dense(const DenseFfn& ffn, const float* x, int batch, float* y);
     void choose(const MoeFfn& moe, Router& router, const float* x, int batch);
     void run_experts(const MoeFfn& moe, const float* x, int batch, float* y);
-    void run_expert(const MoeFfn& moe, const Share* shares, int rows, const float* x, float* y);
+    void run_expert(const Expert& expert, const Share* shares, int rows, const float* x, float* y);
 
     const Kernels& kernels_;
     std::int64_t hidden_;
     std::vector<FfnLayer> layers_;
     std::vector<Router> routers_;  // one a layer; dense ones hold a router that is never asked
-    std::vector<float> inner_, logits_, gathered_, out_;
+    Scratch inner_, logits_, gathered_, out_;
     std::vector<Choice> choices_;
     std::vector<Share> shares_;
 };

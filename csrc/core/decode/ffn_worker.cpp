@@ -34,11 +34,12 @@ void FfnWorker::deactivate(std::int64_t index) noexcept { models_[index].stack.s
 void FfnWorker::run() {
     const pid_t parent = getppid();
     Bell& bell = board_.header().ffn[rank_];
+    Waiter waiter;
     while (!board_.aborted() && getppid() == parent) {
         const std::uint32_t seen = bell.rung.load(std::memory_order_acquire);
         while (work())
             if (board_.aborted()) return;
-        bell.rest(seen, kLookUpMs, board_.patience());
+        waiter.rest(bell, seen, kLookUpMs, board_.patience());
     }
 }
 

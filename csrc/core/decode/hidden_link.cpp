@@ -44,10 +44,11 @@ Bell& HiddenLink::bell() const noexcept {
 }
 
 void HiddenLink::send() {
+    Waiter waiter;
     while (!board_.aborted() && !shut_.load()) {
         const std::uint32_t seen = bell().rung.load(std::memory_order_acquire);
         while (ship_next()) {}
-        bell().rest(seen, kLookUpMs, kSpin);
+        waiter.rest(bell(), seen, kLookUpMs, kSpin);
     }
     shut();
 }
@@ -115,7 +116,7 @@ void HiddenLink::arrive_at_ffn(const Frame& frame) {
     Ranks& known = board_.model(frame.model).owners[frame.layer];
     if (known != owners) known = owners;
     slot.model = static_cast<std::int32_t>(frame.model), slot.layer = static_cast<std::int32_t>(frame.layer);
-    slot.rows = static_cast<std::int32_t>(frame.rows), slot.attention = 0;  // all go back this way
+    slot.rows = static_cast<std::int32_t>(frame.rows), slot.attention = 0, slot.group = 1;  // all go back this way
     slot.ticket = board_.next_ticket();
     slot.turn.store(turn_of_rank(rank_), std::memory_order_release);
     board_.header().ffn[rank_].ring();
@@ -132,11 +133,12 @@ void HiddenLink::arrive_at_attention(const Frame& frame) {
 void HiddenLink::step(std::int64_t index) {
     if (index < 0 || index >= board_.shape().slots) throw Error(Code::kConfig, "no slot " + std::to_string(index));
     hosted_[index].store(true);
+    Waiter waiter;
     bool there = ship(index);
     while (there && hosted_[index].load()) {
         const std::uint32_t seen = back_.rung.load(std::memory_order_acquire);
         there = !shut_.load() && !board_.aborted();
-        if (there && hosted_[index].load()) back_.rest(seen, kLookUpMs, kSpin);
+        if (there && hosted_[index].load()) waiter.rest(back_, seen, kLookUpMs, kSpin);
     }
     if (!there) throw Error(Code::kOs, "the connection to FFN rank " + std::to_string(rank_) + " has ended");
 }

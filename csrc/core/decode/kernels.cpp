@@ -4,12 +4,22 @@
 
 namespace poolweave::decode {
 
+std::vector<const Kernels*> kernel_tables() {
+    std::vector<const Kernels*> tables{&portable_kernels()};
+    for (const Kernels* table : {avx2_kernels(), avx512_kernels(), avx512bf16_kernels()})
+        if (table != nullptr) tables.push_back(table);
+    return tables;
+}
+
 const Kernels& kernels_named(const std::string& name) {
-    const Kernels* avx2 = avx2_kernels();
-    if (name == "portable" || (name == "auto" && avx2 == nullptr)) return portable_kernels();
-    if (name == "auto" || (name == "avx2" && avx2 != nullptr)) return *avx2;
-    throw Error(Code::kConfig, "kernels '" + name + "' do not run here: use 'auto', 'portable'" +
-                                   (avx2 != nullptr ? " or 'avx2'" : ""));
+    const auto tables = kernel_tables();
+    if (name == "auto") return *tables.back();
+    std::string names = "'auto'";
+    for (const Kernels* table : tables) {
+        if (name == table->name) return *table;
+        names.append(", '").append(table->name).append("'");
+    }
+    throw Error(Code::kConfig, "kernels '" + name + "' do not run here: use one of " + names);
 }
 
 }  // namespace poolweave::decode

@@ -1,317 +1,275 @@
 // The kernels, written once in GCC/Clang vector extensions and compiled once an instruction set: kernels_portable.cpp
-// with the baseline's, kernels_avx2.cpp with AVX2 and FMA. Everything here has internal linkage and no standard library
-// templates are used, so that no function compiled for AVX2 can stand in for a portable one at link time.
+// with the baseline's, kernels_avx2.cpp with AVX2 and FMA, kernels_avx512.cpp with AVX-512. Everything here has internal
+// linkage and no standard library templates are used, so that no function compiled for one can stand in for another's at
+// link time.
 //
-// Shape of a sum: two accumulators of 8 lanes take 16 columns in turn, one more 8 columns go to the first, lanes are
-// added in a fixed tree, left-over columns last, one by one. It depends on `cols` and the weights' type only.
+// Shape of a sum over packed weights: 8 lanes run over the columns, two times 8 lanes over bfloat16; with AVX-512 twice as
+// many, every other step of a tile into each half of them. Over KV: as many lanes as a vector has. Lanes are added in a
+// fixed tree. It depends on the number of columns and the type only, never on how many rows or batch entries a call carries.
+
+#include "core/decode/lanes.inl"
 
 namespace {
 
 using poolweave::decode::Dtype;
-using poolweave::decode::Matrix;
+using poolweave::decode::kTileRows;
+using poolweave::decode::Packed;
 
-using F8 = float __attribute__((vector_size(32)));
-using F4 = float __attribute__((vector_size(16)));
-using F2 = float __attribute__((vector_size(8)));
-using I8 = std::int32_t __attribute__((vector_size(32)));
-using H8 = std::uint16_t __attribute__((vector_size(16)));
-using H16 = std::uint16_t __attribute__((vector_size(32)));
-using Q4 = std::uint64_t __attribute__((vector_size(32)));
+constexpr bool kWide = kLanes == 16;
+constexpr int kRowsEach = kLanes / 8;  // rows of a packed step in one vector
+constexpr int kSets = kRowsEach;       // sums that steps take turns with: one chain of sums would wait for itself
 
-#define INLINE inline __attribute__((always_inline))
-
-INLINE F8 load8(const float* p) {
-    F8 v;
-    __builtin_memcpy(&v, p, sizeof v);
-    return v;
-}
-
-// bf16 is the upper half of a float: it widens by interleaving with zeros. AVX2 does that within each 16-byte lane, so
-// the 16 numbers of a pair come out as (0-3, 8-11) and (4-7, 12-15), and what they meet is brought into that order:
-// one instruction for 8 weights, where an ordered widening takes three.
-INLINE F8 load8(const std::uint16_t* p) {
-    H8 half;
-    __builtin_memcpy(&half, p, sizeof half);
-    const H8 low = __builtin_shufflevector(H8{}, half, 0, 8, 1, 9, 2, 10, 3, 11);
-    const H8 high = __builtin_shufflevector(H8{}, half, 4, 12, 5, 13, 6, 14, 7, 15);
-    F8 v;
-    __builtin_memcpy(&v, &low, sizeof low);
-    __builtin_memcpy(reinterpret_cast<char*>(&v) + sizeof low, &high, sizeof high);
-    return v;
-}
-
-struct Pair {
-    F8 first, second;
+// Sums of R rows of a tile against B rows of x.
+template <int R, int B>
+struct Sums {
+    static constexpr int kVectors = R / kRowsEach;
+    F first[kVectors][B] = {}, second[kVectors][B] = {};  // the second for bfloat16 alone
 };
 
-INLINE Pair load16(const float* p) { return {load8(p), load8(p + 8)}; }
+INLINE constexpr std::int64_t columns(const float*) { return 8; }
+INLINE constexpr std::int64_t columns(const std::uint16_t*) { return 16; }
 
-#if defined(__AVX2__)
-INLINE Pair load16(const std::uint16_t* p) {
-    H16 raw;
-    __builtin_memcpy(&raw, p, sizeof raw);
-    const H16 zero = {};
-    const H16 low = __builtin_shufflevector(zero, raw, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
-    const H16 high = __builtin_shufflevector(zero, raw, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
-    Pair v;
-    __builtin_memcpy(&v.first, &low, sizeof low);
-    __builtin_memcpy(&v.second, &high, sizeof high);
-    return v;
-}
-
-INLINE Pair reorder(Pair v) {  // its own inverse
-    return {__builtin_shufflevector(v.first, v.second, 0, 1, 2, 3, 8, 9, 10, 11),
-            __builtin_shufflevector(v.first, v.second, 4, 5, 6, 7, 12, 13, 14, 15)};
-}
-#else
-INLINE Pair load16(const std::uint16_t* p) { return {load8(p), load8(p + 8)}; }
-
-INLINE Pair reorder(Pair v) { return v; }
-#endif
-
-// 16 floats in the order in which weights of type W come out of `load16`, and back.
-template <class W>
-INLINE Pair load16_as(const float* p) {
-    const Pair v = load16(p);
-    return sizeof(W) == sizeof(float) ? v : reorder(v);
-}
-
-INLINE float load1(const float* p) { return *p; }
-
-INLINE float load1(const std::uint16_t* p) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(*p) << 16;
-    float v;
-    __builtin_memcpy(&v, &bits, sizeof v);
-    return v;
-}
-
-INLINE void store8(float* p, F8 v) { __builtin_memcpy(p, &v, sizeof v); }
-
-template <class W>
-INLINE void store16_from(float* p, Pair v) {
-    const Pair ordered = sizeof(W) == sizeof(float) ? v : reorder(v);
-    store8(p, ordered.first);
-    store8(p + 8, ordered.second);
-}
-
-INLINE F8 splat(float x) { return F8{x, x, x, x, x, x, x, x}; }
-
-INLINE float add_lanes(F8 v) {
-    const F4 four = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
-    const F2 two = __builtin_shufflevector(four, four, 0, 1) + __builtin_shufflevector(four, four, 2, 3);
-    return two[0] + two[1];
-}
-
-// One scalar step of a sum, fused where vectors are: else the compiler may fuse some steps of a loop and not others.
-INLINE float step(float a, float b, float sum) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    return __builtin_fmaf(a, b, sum);
-#else
-    return a * b + sum;
-#endif
-}
-
-INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }
-
-// e^x to about 2 ulp for x in [-87, 88], clamped outside: Cody-Waite reduction and a polynomial (Cephes).
-INLINE F8 exp8(F8 x) {
-    x = max8(x, splat(-87.0F));
-    x = x < splat(88.0F) ? x : splat(88.0F);
-    const F8 round = splat(12582912.0F);  // 1.5 * 2^23: adding it rounds to an integer
-    const F8 n = (x * splat(1.44269504088896341F) + round) - round;
-    const F8 r = (x - n * splat(0.693359375F)) - n * splat(-2.12194440e-4F);
-    F8 p = splat(1.9875691500e-4F);
-    p = p * r + splat(1.3981999507e-3F);
-    p = p * r + splat(8.3334519073e-3F);
-    p = p * r + splat(4.1665795894e-2F);
-    p = p * r + splat(1.6666665459e-1F);
-    p = p * r + splat(5.0000001201e-1F);
-    p = p * (r * r) + r + splat(1.0F);
-    const I8 power = (__builtin_convertvector(n, I8) + 127) << 23;
-    F8 scale;
-    __builtin_memcpy(&scale, &power, sizeof scale);
-    return p * scale;
-}
-
-// R rows of w against B rows of x. Both are compile-time, so that all R * B sums live in registers.
-template <class W, int B, int R>
-INLINE void dot_tile(const W* w, std::int64_t w_stride, std::int64_t cols, const float* x, std::int64_t x_stride, float* y,
-                     std::int64_t y_stride) {
-    F8 even[R][B] = {}, odd[R][B] = {};
-    std::int64_t c = 0;
-    for (; c + 16 <= cols; c += 16) {
-        for (int r = 0; r < R; ++r) {
-            const Pair weights = load16(w + r * w_stride + c);
-            // Rows are too short for the hardware to follow four of them: ask for what lies 12 KiB on.
-            __builtin_prefetch(reinterpret_cast<const char*>(w + r * w_stride + c) + 12288);
-            for (int b = 0; b < B; ++b) {
-                const Pair values = load16_as<W>(x + b * x_stride + c);
-                even[r][b] += weights.first * values.first;
-                odd[r][b] += weights.second * values.second;
-            }
-        }
+// One step of a tile: 32 bytes of each of R rows from `w` on.
+template <int R, int B>
+INLINE void take_step(Sums<R, B>& sums, const float* w, const float* x, std::int64_t x_stride) {
+    F values[B];
+    for (int b = 0; b < B; ++b) values[b] = both_halves(x + b * x_stride);
+    for (int v = 0; v < Sums<R, B>::kVectors; ++v) {
+        const F weights = load(w + v * kLanes);
+        for (int b = 0; b < B; ++b) sums.first[v][b] += weights * values[b];
     }
-    for (; c + 8 <= cols; c += 8) {
-        for (int r = 0; r < R; ++r) {
-            const F8 w0 = load8(w + r * w_stride + c);
-            for (int b = 0; b < B; ++b) even[r][b] += w0 * load8(x + b * x_stride + c);
-        }
-    }
-    for (int r = 0; r < R; ++r) {
+}
+
+template <int R, int B>
+INLINE void take_step(Sums<R, B>& sums, const std::uint16_t* w, const float* x, std::int64_t x_stride) {
+    // Widening takes so long that too few reads would be under way: ask for what comes next. Reads of floats need no help.
+    __builtin_prefetch(reinterpret_cast<const char*>(w) + 2048);
+    if (R > 2) __builtin_prefetch(reinterpret_cast<const char*>(w) + 2048 + 64);
+    F low[B], high[B];
+    for (int b = 0; b < B; ++b) low[b] = both_halves(x + b * x_stride), high[b] = both_halves(x + b * x_stride + 8);
+    for (int v = 0; v < Sums<R, B>::kVectors; ++v) {
+        const Pair weights = load_pair(w + v * 2 * kLanes);
         for (int b = 0; b < B; ++b) {
-            float sum = add_lanes(even[r][b] + odd[r][b]);
-            for (std::int64_t t = c; t < cols; ++t) sum = step(load1(w + r * w_stride + t), x[b * x_stride + t], sum);
-            y[b * y_stride + r] = sum;
+            sums.first[v][b] += weights.first * low[b];
+            sums.second[v][b] += weights.second * high[b];
         }
     }
 }
 
-template <class W, int B, int R>
-INLINE void dot_rows(const Matrix& m, const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride) {
-    const W* w = static_cast<const W*>(m.data);
-    std::int64_t r = 0;
-    for (; r + R <= m.rows; r += R) dot_tile<W, B, R>(w + r * m.stride, m.stride, m.cols, x, x_stride, y + r, y_stride);
-    for (; r < m.rows; ++r) dot_tile<W, B, 1>(w + r * m.stride, m.stride, m.cols, x, x_stride, y + r, y_stride);
+template <int R, int B>
+INLINE F total(const float*, const Sums<R, B>* sums, int v, int b) {
+    F all = sums[0].first[v][b];
+    for (int s = 1; s < kSets; ++s) all += sums[s].first[v][b];
+    return all;
 }
 
-template <class W>
-INLINE void dot_batch(const Matrix& m, const float* x, std::int64_t x_stride, int batch, float* y, std::int64_t y_stride) {
-    for (; batch >= 4; batch -= 4, x += 4 * x_stride, y += 4 * y_stride) dot_rows<W, 4, 1>(m, x, x_stride, y, y_stride);
-    switch (batch) {
-        case 3: return dot_rows<W, 3, 1>(m, x, x_stride, y, y_stride);
-        case 2: return dot_rows<W, 2, 2>(m, x, x_stride, y, y_stride);
-        case 1: return dot_rows<W, 1, 4>(m, x, x_stride, y, y_stride);
-        default: return;
-    }
+template <int R, int B>
+INLINE F total(const std::uint16_t*, const Sums<R, B>* sums, int v, int b) {
+    F all = sums[0].first[v][b] + sums[0].second[v][b];
+    for (int s = 1; s < kSets; ++s) all += sums[s].first[v][b] + sums[s].second[v][b];
+    return all;
 }
 
-void dot(const Matrix& m, const float* x, std::int64_t x_stride, int batch, float* y, std::int64_t y_stride) {
-    if (m.dtype == Dtype::kF32) return dot_batch<float>(m, x, x_stride, batch, y, y_stride);
-    dot_batch<std::uint16_t>(m, x, x_stride, batch, y, y_stride);
+INLINE void store_some(float* y, F4 values, std::int64_t count) {
+    if (count >= 4) __builtin_memcpy(y, &values, sizeof values);
+    else for (std::int64_t i = 0; i < count; ++i) y[i] = values[i];
 }
 
-// B rows of p over N pairs of vectors of columns: y stays in registers while all rows of w go by.
-template <class W, int B, int N>
-INLINE void mix_tile(const W* w, std::int64_t w_stride, std::int64_t rows, const float* p, std::int64_t p_stride, float* y,
-                     std::int64_t y_stride) {
-    Pair sum[B][N];
-    for (int b = 0; b < B; ++b)
-        for (int n = 0; n < N; ++n) sum[b][n] = load16_as<W>(y + b * y_stride + 16 * n);
-    for (std::int64_t r = 0; r < rows; ++r) {
-        for (int n = 0; n < N; ++n) {
-            const Pair v = load16(w + r * w_stride + 16 * n);
-            for (int b = 0; b < B; ++b) {
-                const F8 factor = splat(p[b * p_stride + r]);
-                sum[b][n].first += factor * v.first;
-                sum[b][n].second += factor * v.second;
-            }
-        }
-    }
-    for (int b = 0; b < B; ++b)
-        for (int n = 0; n < N; ++n) store16_from<W>(y + b * y_stride + 16 * n, sum[b][n]);
-}
-
-template <class W, int B, int N>
-INLINE void mix_cols(const Matrix& m, const float* p, std::int64_t p_stride, float* y, std::int64_t y_stride) {
-    const W* w = static_cast<const W*>(m.data);
+// Rows [first, first + R) of one tile against B rows of x, of which `tail` are the columns after the last whole step.
+template <int R, int B, class W>
+INLINE void multiply_tile(const Packed& m, const W* tile, std::int64_t first, const float* x, std::int64_t x_stride,
+                          const float* tail, float* y, std::int64_t y_stride) {
+    Sums<R, B> sums[kSets];
+    constexpr std::int64_t width = columns(static_cast<const W*>(nullptr)), stride = kTileRows * width;
+    const std::int64_t whole = m.cols / width * width;
+    const W* w = tile + first % kTileRows * width;
     std::int64_t c = 0;
-    for (; c + 16 * N <= m.cols; c += 16 * N) mix_tile<W, B, N>(w + c, m.stride, m.rows, p, p_stride, y + c, y_stride);
-    for (; c + 16 <= m.cols; c += 16) mix_tile<W, B, 1>(w + c, m.stride, m.rows, p, p_stride, y + c, y_stride);
-    for (int b = 0; b < B; ++b) {
-        std::int64_t rest = c;
-        if (rest + 8 <= m.cols) {
-            F8 sum = load8(y + b * y_stride + rest);
-            for (std::int64_t r = 0; r < m.rows; ++r) sum += splat(p[b * p_stride + r]) * load8(w + r * m.stride + rest);
-            store8(y + b * y_stride + rest, sum);
-            rest += 8;
-        }
-        for (; rest < m.cols; ++rest) {
-            float sum = y[b * y_stride + rest];
-            for (std::int64_t r = 0; r < m.rows; ++r) sum = step(p[b * p_stride + r], load1(w + r * m.stride + rest), sum);
-            y[b * y_stride + rest] = sum;
-        }
+    for (; c + kSets * width <= whole; c += kSets * width)
+        for (int s = 0; s < kSets; ++s, w += stride) take_step(sums[s], w, x + c + s * width, x_stride);
+    if (c < whole) take_step(sums[0], w, x + c, x_stride), w += stride;
+    if (whole < m.cols) take_step(sums[kSets - 1], w, tail, 16);
+    const auto sum = [&](int r, int b) { return half(total(tile, sums, r / kRowsEach, b), r % kRowsEach); };
+    const std::int64_t left = m.rows - first;
+    if constexpr (R == 4) {
+        for (int b = 0; b < B; ++b) store_some(y + b * y_stride + first, add_eight(sum(0, b), sum(1, b), sum(2, b), sum(3, b)), left);
+    } else {
+        static_assert(R == 2 && B == 2);
+        const F4 all = add_eight(sum(0, 0), sum(1, 0), sum(0, 1), sum(1, 1));
+        store_some(y + first, all, left < 2 ? left : 2);
+        store_some(y + y_stride + first, F4{all[2], all[3], 0.0F, 0.0F}, left < 2 ? left : 2);
     }
 }
+
+// B rows of x; B is what the registers hold the sums of.
+template <int B>
+INLINE void multiply_rows(const Packed& m, const float* tile, std::int64_t first, const float* x, std::int64_t x_stride,
+                          const float* tail, float* y, std::int64_t y_stride) {
+    multiply_tile<4, B>(m, tile, first, x, x_stride, tail, y, y_stride);
+}
+
+template <int B>
+INLINE void multiply_rows(const Packed& m, const std::uint16_t* tile, std::int64_t first, const float* x,
+                          std::int64_t x_stride, const float* tail, float* y, std::int64_t y_stride) {
+    if constexpr (B == 1 || kWide) {
+        multiply_tile<4, B>(m, tile, first, x, x_stride, tail, y, y_stride);
+    } else {
+        multiply_tile<2, 2>(m, tile, first, x, x_stride, tail, y, y_stride);
+        if (first + 2 < m.rows) multiply_tile<2, 2>(m, tile, first + 2, x, x_stride, tail, y, y_stride);
+    }
+}
+
+constexpr int kTogether = 8;  // rows of x that pass over a tile while it is near
 
 template <class W>
-INLINE void mix_batch(const Matrix& m, const float* p, std::int64_t p_stride, int batch, float* y, std::int64_t y_stride) {
-    for (; batch >= 4; batch -= 4, p += 4 * p_stride, y += 4 * y_stride) mix_cols<W, 4, 1>(m, p, p_stride, y, y_stride);
-    switch (batch) {
-        case 3: return mix_cols<W, 3, 1>(m, p, p_stride, y, y_stride);
-        case 2: return mix_cols<W, 2, 2>(m, p, p_stride, y, y_stride);
-        case 1: return mix_cols<W, 1, 4>(m, p, p_stride, y, y_stride);
-        default: return;
+INLINE void multiply_some(const Packed& m, const float* x, std::int64_t x_stride, int batch, float* y, std::int64_t y_stride) {
+    float tail[kTogether][16] = {};
+    const std::int64_t whole = m.cols / columns(static_cast<const W*>(nullptr)) * columns(static_cast<const W*>(nullptr));
+    for (int b = 0; b < batch; ++b)
+        for (std::int64_t c = whole; c < m.cols; ++c) tail[b][c - whole] = x[b * x_stride + c];
+    const std::int64_t tile_bytes = m.tile_bytes();
+    const std::byte* at = m.data;
+    for (std::int64_t first = 0; first < m.rows; first += kTileRows, at += tile_bytes) {
+        const W* tile = reinterpret_cast<const W*>(at);
+        int b = 0;
+        for (; b + 2 <= batch; b += 2) multiply_rows<2>(m, tile, first, x + b * x_stride, x_stride, tail[b], y + b * y_stride, y_stride);
+        if (b < batch) multiply_rows<1>(m, tile, first, x + b * x_stride, x_stride, tail[b], y + b * y_stride, y_stride);
     }
 }
 
-void mix(const Matrix& m, const float* p, std::int64_t p_stride, int batch, float* y, std::int64_t y_stride) {
-    if (m.dtype == Dtype::kF32) return mix_batch<float>(m, p, p_stride, batch, y, y_stride);
-    mix_batch<std::uint16_t>(m, p, p_stride, batch, y, y_stride);
+void multiply(const Packed& m, const float* x, std::int64_t x_stride, int batch, float* y, std::int64_t y_stride) {
+    for (int b = 0; b < batch; b += kTogether) {
+        const int count = batch - b < kTogether ? batch - b : kTogether;
+        if (m.dtype == Dtype::kF32) multiply_some<float>(m, x + b * x_stride, x_stride, count, y + b * y_stride, y_stride);
+        else multiply_some<std::uint16_t>(m, x + b * x_stride, x_stride, count, y + b * y_stride, y_stride);
+    }
+}
+
+}  // namespace
+
+#include "core/decode/kv_kernels.inl"
+#if defined(__AVX512F__)
+#include "core/decode/kv_lanes.inl"
+#endif
+#if defined(__AVX512BF16__)
+#include "core/decode/kv_pairs.inl"
+#endif
+
+namespace {
+
+void arrange(const float* x, std::int64_t x_stride, int batch, std::int64_t cols, Dtype dtype, float* out) {
+#if defined(__AVX512F__)
+    if (dtype == Dtype::kF32) return arrange_words<float>(x, x_stride, batch, cols, out);
+#else
+    if (dtype == Dtype::kF32) return arrange_rows<float>(x, x_stride, batch, cols, out);
+#endif
+#if defined(__AVX512BF16__)
+    arrange_words<std::uint16_t>(x, x_stride, batch, cols, out);
+#else
+    arrange_rows<std::uint16_t>(x, x_stride, batch, cols, out);
+#endif
+}
+
+void dot(const KvRows& m, const float* x, int batch, float* y, std::int64_t y_stride) {
+#if defined(__AVX512F__)
+    if (m.dtype == Dtype::kF32) return dot_lanes<float>(m, x, batch, y, y_stride);
+#else
+    if (m.dtype == Dtype::kF32) return dot_batch<float>(m, x, m.cols, batch, y, y_stride);
+#endif
+#if defined(__AVX512BF16__)
+    dot_lanes<std::uint16_t>(m, x, batch, y, y_stride);
+#else
+    dot_batch<std::uint16_t>(m, x, m.cols, batch, y, y_stride);
+#endif
+}
+
+void mix(const KvRows& m, const float* p, std::int64_t p_stride, int batch, float* y, std::int64_t y_stride) {
+#if defined(__AVX512BF16__)
+    if (m.dtype == Dtype::kBf16 && !m.weights) return mix_pairs(m, p, p_stride, batch, y, y_stride);
+#endif
+    if (m.dtype == Dtype::kF32) mix_batch<float>(m, p, p_stride, batch, y, y_stride);
+    else mix_batch<std::uint16_t>(m, p, p_stride, batch, y, y_stride);
 }
 
 float softmax(float* s, std::int64_t n, float scale) {
-    float most = s[0] * scale;
-    for (std::int64_t i = 1; i < n; ++i) {
-        const float scaled = s[i] * scale;
-        most = scaled > most ? scaled : most;
-    }
-    const F8 top = splat(most), factor = splat(scale);
-    F8 sum = {};
+    const F factor = splat(scale);
+    F peaks = splat(s[0] * scale);
     std::int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const F8 e = exp8(load8(s + i) * factor - top);
-        store8(s + i, e);
+    for (; i + kLanes <= n; i += kLanes) peaks = larger(load(s + i) * factor, peaks);
+    float most = peaks[0];
+    for (int k = 1; k < kLanes; ++k) most = peaks[k] > most ? peaks[k] : most;
+    for (; i < n; ++i) most = s[i] * scale > most ? s[i] * scale : most;
+    const F top = splat(most);
+    F sum = {};
+    i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        const F e = exp_lanes(load(s + i) * factor - top);
+        store(s + i, e);
         sum += e;
     }
     float total = add_lanes(sum);
     if (i < n) {
-        float rest[8] = {};
+        float rest[kLanes] = {};
         for (std::int64_t k = i; k < n; ++k) rest[k - i] = s[k];
-        store8(rest, exp8(load8(rest) * factor - top));
+        store(rest, exp_lanes(load(rest) * factor - top));
         for (std::int64_t k = i; k < n; ++k) total += s[k] = rest[k - i];
     }
     return total;
 }
 
-INLINE F8 silu8(F8 gate, F8 up) { return gate / (splat(1.0F) + exp8(-gate)) * up; }
+INLINE F silu(F gate, F up) { return gate / (splat(1.0F) + exp_lanes(-gate)) * up; }
 
 void silu_mul(float* gate, const float* up, std::int64_t n) {
     std::int64_t i = 0;
-    for (; i + 8 <= n; i += 8) store8(gate + i, silu8(load8(gate + i), load8(up + i)));
+    for (; i + kLanes <= n; i += kLanes) store(gate + i, silu(load(gate + i), load(up + i)));
     if (i < n) {
-        float g[8] = {}, u[8] = {};
+        float g[kLanes] = {}, u[kLanes] = {};
         for (std::int64_t k = i; k < n; ++k) g[k - i] = gate[k], u[k - i] = up[k];
-        store8(g, silu8(load8(g), load8(u)));
+        store(g, silu(load(g), load(u)));
         for (std::int64_t k = i; k < n; ++k) gate[k] = g[k - i];
     }
 }
 
 void rms_norm(const float* x, const float* weight, float eps, float* y, std::int64_t n) {
-    F8 squares = {};
+    F squares = {};
     std::int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const F8 v = load8(x + i);
+    for (; i + kLanes <= n; i += kLanes) {
+        const F v = load(x + i);
         squares += v * v;
     }
     float sum = add_lanes(squares);
     for (; i < n; ++i) sum = step(x[i], x[i], sum);
     const float scale = 1.0F / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
-    for (i = 0; i + 8 <= n; i += 8) store8(y + i, load8(x + i) * splat(scale) * load8(weight + i));
+    for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, load(x + i) * splat(scale) * load(weight + i));
     for (; i < n; ++i) y[i] = x[i] * scale * weight[i];
 }
 
 std::uint64_t read(const void* data, std::int64_t nbytes) {
+    constexpr std::int64_t vector = sizeof(Q);
     const char* p = static_cast<const char*>(data);
-    Q4 sum[4] = {};
-    for (std::int64_t i = 0; i + 128 <= nbytes; i += 128) {
+    Q sum[4] = {};
+    for (std::int64_t i = 0; i + 4 * vector <= nbytes; i += 4 * vector) {
         for (int k = 0; k < 4; ++k) {
-            Q4 v;
-            __builtin_memcpy(&v, p + i + 32 * k, sizeof v);
+            Q v;
+            __builtin_memcpy(&v, p + i + vector * k, sizeof v);
             sum[k] += v;
         }
     }
-    const Q4 all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    return all[0] + all[1] + all[2] + all[3];
+    const Q all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    std::uint64_t total = 0;
+    for (int k = 0; k < kLanes / 2; ++k) total += all[k];
+    return total;
+}
+
+float multiply_adds(std::int64_t count) {
+    constexpr int chains = 12;  // more than the processor has under way, fewer than it has registers
+    F sums[chains];
+    for (F& sum : sums) sum = splat(1.0F);
+    const F factor = kept(splat(0.5F)), term = kept(splat(0.25F));
+    for (std::int64_t done = 0; done < count; done += chains * kLanes)
+        for (F& sum : sums) sum = kept(sum * factor + term);
+    float total = 0.0F;
+    for (const F& sum : sums) total += sum[0];
+    return total;
 }
 
 }  // namespace

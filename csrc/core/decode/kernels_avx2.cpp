@@ -10,7 +10,7 @@
 namespace poolweave::decode {
 
 const Kernels* avx2_kernels() noexcept {
-    static constexpr Kernels table{"avx2", dot, mix, softmax, silu_mul, rms_norm, read};
+    static constexpr Kernels table{"avx2", false, multiply, arrange, dot, mix, softmax, silu_mul, rms_norm, read, multiply_adds};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &table : nullptr;
 }
 

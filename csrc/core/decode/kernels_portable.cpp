@@ -7,7 +7,7 @@
 namespace poolweave::decode {
 
 const Kernels& portable_kernels() noexcept {
-    static constexpr Kernels table{"portable", dot, mix, softmax, silu_mul, rms_norm, read};
+    static constexpr Kernels table{"portable", false, multiply, arrange, dot, mix, softmax, silu_mul, rms_norm, read, multiply_adds};
     return table;
 }
 

@@ -18,12 +18,11 @@ struct KvView {
 
     std::int64_t token_stride() const noexcept { return heads * dim; }
 
-    // `tokens` rows of `cols` numbers of one head, from the block's first token.
-    Matrix rows(std::int32_t slot, std::int64_t layer, std::int64_t part, std::int64_t head, std::int64_t tokens,
-                std::int64_t cols) const noexcept {
-        const auto at = slot * slot_stride + layer * layer_stride + part * part_stride + head * dim;
-        return {base + at * dtype_bytes(dtype), tokens, cols, token_stride(), dtype};
+    // Where one part of a block lies.
+    const void* plane(std::int32_t slot, std::int64_t layer, std::int64_t part) const noexcept {
+        return base + (slot * slot_stride + layer * layer_stride + part * part_stride) * dtype_bytes(dtype);
     }
+    std::int64_t plane_bytes() const noexcept { return block_tokens * token_stride() * dtype_bytes(dtype); }
 
     // Store all heads of one token; bf16 rounds to nearest even.
     void store(std::int32_t slot, std::int64_t layer, std::int64_t part, std::int64_t token,

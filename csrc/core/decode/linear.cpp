@@ -15,11 +15,10 @@ std::string shape(std::int64_t rows, std::int64_t cols) {
 
 }  // namespace
 
-void check_linear(const std::string& name, const Linear& layer, std::int64_t rows, std::int64_t cols) {
-    const Matrix& m = layer.weight;
-    if (m && m.rows == rows && m.cols == cols && rows > 0 && cols > 0) return;
+void check_linear(const std::string& name, const Packed& weight, std::int64_t rows, std::int64_t cols) {
+    if (weight && weight.rows == rows && weight.cols == cols && rows > 0 && cols > 0) return;
     throw Error(Code::kConfig, "weight of " + name + " must be " + shape(rows, cols) + ", is " +
-                                   (m ? shape(m.rows, m.cols) : std::string("missing")));
+                                   (weight ? shape(weight.rows, weight.cols) : std::string("missing")));
 }
 
 }  // namespace poolweave::decode

@@ -1,4 +1,4 @@
-// Weights and KV rows as the executors see them: borrowed memory, two element types, no ownership.
+// Rows of numbers as the executors see them: borrowed memory, two element types, no ownership.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +26,18 @@ struct Matrix {
     }
 };
 
-// A linear layer: `weight` [out, in] and a bias [out] or null.
-struct Linear {
-    Matrix weight;
-    const float* bias = nullptr;
-
-    explicit operator bool() const noexcept { return static_cast<bool>(weight); }
+// Rows in blocks of `block_rows` rows each, of which the last may be less full: row r of a block begins
+// `offset + r * stride` elements after where the block does. The memory is the caller's.
+struct KvRows {
+    const void* const* blocks = nullptr;
+    const void* next = nullptr;  // the block read after these, fetched ahead; or null
+    std::int64_t block_rows = 0;
+    std::int64_t rows = 0;
+    std::int64_t cols = 0;
+    std::int64_t stride = 0;
+    std::int64_t offset = 0;
+    Dtype dtype = Dtype::kF32;
+    bool weights = false;  // rows of weights: what meets them is never rounded
 };
 
 struct RmsNorm {

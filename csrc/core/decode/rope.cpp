@@ -1,5 +1,6 @@
 #include "core/decode/rope.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -14,7 +15,8 @@ constexpr std::int32_t kKept = 64;
 }  // namespace
 
 Rope::Rope(std::vector<float> inv_freq, float scale, RopeForm form)
-    : inv_freq_(std::move(inv_freq)), scale_(scale), form_(form), kept_(kKept, -1), tables_(kKept * 2 * inv_freq_.size()) {
+    : inv_freq_(std::move(inv_freq)), scale_(scale), form_(form), kept_(kKept, -1), tables_(kKept * 2 * inv_freq_.size()),
+      odd_(inv_freq_.size()) {
     if (inv_freq_.empty()) throw Error(Code::kConfig, "rope needs at least one frequency");
 }
 
@@ -32,7 +34,7 @@ const float* Rope::angles(std::int32_t position) noexcept {
     return table;
 }
 
-void Rope::rotate(float* head, const float* table) const noexcept {
+void Rope::rotate(float* head, const float* table) noexcept {
     const std::int64_t pairs = dim() / 2;
     const float *cos = table, *sin = table + pairs;
     if (form_ == RopeForm::kHalves) {
@@ -49,10 +51,9 @@ void Rope::rotate(float* head, const float* table) const noexcept {
         head[2 * i + 1] = b * cos[i] + a * sin[i];
     }
     if (form_ == RopeForm::kInterleaved) return;
-    std::vector<float> odd(static_cast<std::size_t>(pairs));  // up to a few hundred bytes, once a head
-    for (std::int64_t i = 0; i < pairs; ++i) odd[i] = head[2 * i + 1];
+    for (std::int64_t i = 0; i < pairs; ++i) odd_[i] = head[2 * i + 1];
     for (std::int64_t i = 0; i < pairs; ++i) head[i] = head[2 * i];
-    for (std::int64_t i = 0; i < pairs; ++i) head[pairs + i] = odd[i];
+    std::copy_n(odd_.data(), pairs, head + pairs);
 }
 
 }  // namespace poolweave::decode

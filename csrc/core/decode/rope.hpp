@@ -25,7 +25,7 @@ class Rope {
     const float* angles(std::int32_t position) noexcept;
 
     // Rotate one head of `dim` numbers in place, with the table of its position.
-    void rotate(float* head, const float* table) const noexcept;
+    void rotate(float* head, const float* table) noexcept;
 
   private:
     std::vector<float> inv_freq_;
@@ -33,6 +33,7 @@ class Rope {
     RopeForm form_;
     std::vector<std::int32_t> kept_;  // the position in each place of the cache, -1 for none
     std::vector<float> tables_;
+    std::vector<float> odd_;  // a head's second numbers, on their way
 };
 
 }  // namespace poolweave::decode

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from poolweave.errors import ConfigError, PeerLost
-from poolweave.serving.child import Child, instance_program
+from poolweave.serving.control.messages import Connect, Counters, Done, Job, Stats, Welcome, pack_tokens
 from poolweave.serving.engine.sequence import SamplingParams
-from poolweave.serving.flows import flow_named
 from poolweave.serving.generation import Generation, Route
-from poolweave.serving.instance_client import InstanceClient
-from poolweave.serving.instance_config import ClusterConfig, InstanceConfig
-from poolweave.serving.messages import Connect, Counters, Done, Job, Stats, Welcome, pack_tokens
+from poolweave.serving.instance.client import InstanceClient
+from poolweave.serving.instance.config import ClusterConfig, InstanceConfig
+from poolweave.serving.instance.flows import flow_named
+from poolweave.serving.process.child import Child, instance_program
+from poolweave.serving.tenant_quota import Owner
 from poolweave.types import Role, TokenIds
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A running instance: its settings, its process, and the connection to it."""
+    """A running instance, or one model of it: the process's settings, the process, and the connection."""
 
     config: InstanceConfig
     child: Child
@@ -33,7 +34,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        return self.config.name
+        return self.client.peer
+
+    @property
+    def model(self) -> str:
+        """Its name, where the process has several."""
+        return self.client.welcome.model
 
 
 class LocalCluster:
@@ -91,22 +97,25 @@ class LocalCluster:
         sampling: SamplingParams | None = None,
         flow: str = "pd-caching-3",
         *,
-        tenant: bytes = b"",
+        model: str = "",
+        tenant: bytes | Owner = b"",
         timeout_s: float = 60.0,
     ) -> Generation:
         """Start a request: iterate the result for its events (tokens, hand-over, end with the request's record).
 
-        Instances of a role take turns. KV is shared between requests of one `tenant` only. Raises ConfigError for a
-        flow that is none or that no instance here can run, TypeError and ValueError for what is no token id;
-        what happens later is raised by the iteration (see Generation).
+        Instances of a role take turns. `model`: its name, where they have several. KV is shared between requests of
+        one `tenant` only: its salt, or the salt and who pays. Raises ConfigError for a flow that is none or that no
+        instance here can run, and an unknown model, TypeError and ValueError for what is no token id; what happens
+        later is raised by the iteration (see Generation).
         """
         sampling = sampling or SamplingParams()
         if sampling.seed is None:  # both phases must draw from the same one
             sampling = replace(sampling, seed=secrets.randbits(63))
-        route = self._route(flow)
+        route = self._route(flow, model)
         with self._lock:
             request = next(self._names)
-        job = Job(request=request, tokens=pack_tokens(tokens), flow=flow, sampling=sampling, tenant=tenant)
+        owner = tenant if isinstance(tenant, Owner) else Owner(tenant)
+        job = Job(request=request, tokens=pack_tokens(tokens), flow=flow, sampling=sampling, owner=owner)
         return Generation(job, route, timeout_s=timeout_s)
 
     def stats(self, name: str) -> Counters:
@@ -114,18 +123,21 @@ class LocalCluster:
         return self.member(name).client.call(Stats(), Counters)
 
     def restart(self, name: str) -> Member:
-        """End the instance if it still runs, start it anew with a new epoch, and connect the others to it.
+        """End the process of an instance if it still runs, start it anew with a new epoch, connect the others to it.
 
         Raises as the constructor does; the instance then stays out of use until a restart succeeds.
         """
-        old = self.member(name)
-        old.client.close()
-        old.child.close()
-        (new,) = self._start([old.config])
+        child, config = self.member(name).child, self.member(name).config
+        for old in self.members:
+            if old.child is child:
+                old.client.close()
+        child.close()
+        fresh = self._start([config])
         with self._lock:
-            self._members[name] = new
-        self._connect(new)
-        return new
+            self._members |= {new.name: new for new in fresh}
+        for new in fresh:
+            self._connect(new)
+        return self.member(name)
 
     def close(self) -> None:
         """End every instance. Idempotent."""
@@ -146,7 +158,7 @@ class LocalCluster:
                 children.append((config, Child(instance_program(config))))
             for config, child in children:
                 address = child.wait_ready(self.config.start_timeout_s)
-                members.append(Member(config, child, InstanceClient(address, peer=config.name)))
+                members += _stations(config, child, address)
         except BaseException:
             for member in members:
                 member.client.close()
@@ -161,6 +173,8 @@ class LocalCluster:
         for other in self.members:
             if {member.config.role, other.config.role} != {Role.PREFILL, Role.DECODE} or not other.child.alive:
                 continue
+            if member.model != other.model:
+                continue
             for here, there in ((member, other), (other, member)):
                 address = there.client.welcome.addresses[self.config.transport]
                 try:
@@ -168,15 +182,20 @@ class LocalCluster:
                 except PeerLost as error:  # it died just now: its own restart connects it
                     logger.warning("%s is not connected to %s: %s", here.name, there.name, error)
 
-    def _route(self, flow: str) -> Route:
+    def _route(self, flow: str, model: str) -> Route:
         if not flow_named(flow).disaggregated:
-            return Route(self._next(Role.COLOCATED, flow))
-        return Route(self._next(Role.PREFILL, flow), self._next(Role.DECODE, flow))
+            return Route(self._next(Role.COLOCATED, flow, model))
+        return Route(self._next(Role.PREFILL, flow, model), self._next(Role.DECODE, flow, model))
 
-    def _next(self, role: Role, flow: str) -> InstanceClient:
+    def _next(self, role: Role, flow: str, model: str) -> InstanceClient:
         """The living instance of `role` whose turn it is; a dead one when all are, whose PeerLost then says so."""
         with self._lock:
-            fit = [member for member in self._members.values() if member.config.role is role]
+            models = {member.model for member in self._members.values()}
+            if model not in models:
+                raise ConfigError(
+                    f"no model {model!r} is here: {', '.join(sorted(models))}", setting="model", value=model
+                )
+            fit = [one for one in self._members.values() if one.config.role is role and one.model == model]
             if not fit:
                 raise ConfigError(
                     f"flow {flow} needs an instance of role {role.value}, this cluster has none",
@@ -185,3 +204,18 @@ class LocalCluster:
                 )
             living = [member for member in fit if not member.client.lost] or fit
             return living[next(self._turns[role]) % len(living)].client
+
+
+def _stations(config: InstanceConfig, child: Child, address: str) -> list[Member]:
+    """A connection to each model of a process; the first one, at `address`, knows where the others are."""
+    names = [place.name for place in config.stations]
+    found = [Member(config, child, InstanceClient(address, peer=names[0]))]
+    try:
+        addresses = found[0].client.welcome.stations
+        for name, model in zip(names[1:], config.model_names[1:], strict=True):
+            found.append(Member(config, child, InstanceClient(addresses[model], peer=name)))
+    except BaseException:
+        for member in found:
+            member.client.close()
+        raise
+    return found

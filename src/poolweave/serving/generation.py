@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from poolweave.errors import PoolweaveError
-from poolweave.serving.instance_client import InstanceClient
-from poolweave.serving.messages import (
+from poolweave.serving.control.messages import (
     Cancel,
     Complete,
     Decode,
@@ -27,6 +26,7 @@ from poolweave.serving.messages import (
     Request,
     Sent,
 )
+from poolweave.serving.instance.client import InstanceClient
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -44,7 +44,8 @@ class RequestRecord:
     """What a request cost. Times are seconds from its start; `to_prefill` is empty in flows that send nothing back.
 
     `cached_tokens` of the prompt were found at the prefill instance, `matched_blocks` of those offered were at the
-    decode instance already. `return_error` says why the answer's KV did not get back: the answer itself is complete.
+    decode instance already. `hand_over_error` says why the prompt's KV did not get there, so that it was computed
+    again; `return_error` why the answer's KV did not get back: the answer itself is complete.
     """
 
     request: str
@@ -58,6 +59,7 @@ class RequestRecord:
     ttft_s: float
     jct_s: float
     return_error: PoolweaveError | None = None
+    hand_over_error: PoolweaveError | None = None
 
     @property
     def matched_blocks(self) -> int:
@@ -80,7 +82,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The prompt's KV lies at the decode instance."""
+    """The prompt's KV lies at the decode instance, or is computed again there: then nothing was `sent`."""
 
     cached_tokens: int
     sent: Sent
@@ -156,7 +158,7 @@ class Generation:
     def _both_phases(self) -> Iterator[Event]:
         finished = yield from self._phase(self._route.prefill, Complete(self._job))
         assert isinstance(finished, Finished)
-        yield self._end(finished.finish_reason, finished.cached_tokens, Sent(), finished)
+        yield self._end(finished.finish_reason, Prefilled(cached_tokens=finished.cached_tokens, sent=Sent()), finished)
 
     def _two_phases(self, decode: InstanceClient) -> Iterator[Event]:
         prefill = self._route.prefill
@@ -172,14 +174,15 @@ class Generation:
                 reason = "cancelled"
             if reason is None:
                 yield HandedOver(prefilled.cached_tokens, prefilled.sent, self._elapsed())
-                reply = yield from self._phase(decode, Decode(self._job, self._answer[0], prefill.peer))
+                request = Decode(self._job, self._answer[0], prefill.peer, prefilled.lost)
+                reply = yield from self._phase(decode, request)
                 assert isinstance(reply, Finished)
                 finished, reason = reply, reply.finish_reason
                 settled = True
         finally:
             if not settled:
                 decode.post(Discard(self.request))
-        yield self._end(reason, prefilled.cached_tokens, prefilled.sent, finished)
+        yield self._end(reason, prefilled, finished)
 
     def _phase(self, client: InstanceClient, request: Request) -> Generator[Event, None, Reply]:
         """Token events of one phase; returns its final reply."""
@@ -202,19 +205,23 @@ class Generation:
     def _elapsed(self) -> float:
         return self._clock() - self._start
 
-    def _end(self, reason: str, cached: int, to_decode: Sent, finished: Finished | None) -> End:
-        error: ErrorInfo | None = finished.sent_error if finished else None
+    def _end(self, reason: str, prefilled: Prefilled, finished: Finished | None) -> End:
         self.record = RequestRecord(
             request=self.request,
             flow=self._job.flow,
             num_prompt=len(self._job.tokens) // 4,
             answer=tuple(self._answer),
             finish_reason=reason,
-            cached_tokens=cached,
-            to_decode=to_decode,
+            cached_tokens=prefilled.cached_tokens,
+            to_decode=prefilled.sent,
             to_prefill=finished.sent if finished else Sent(),
             ttft_s=self._first_s,
             jct_s=self._last_s,
-            return_error=error.error() if error else None,
+            return_error=_error(finished.sent_error if finished else None),
+            hand_over_error=_error(prefilled.sent_error),
         )
         return End(self.record)
+
+
+def _error(info: ErrorInfo | None) -> PoolweaveError | None:
+    return info.error() if info is not None else None

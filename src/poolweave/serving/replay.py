@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import httpx
 import numpy as np
 
 from poolweave.errors import ConfigError
+from poolweave.serving.http_call import get_json
 from poolweave.serving.simulator.traces import Trace, TraceRequest
 
 _FIRST_TOKEN = 100  # below it are special tokens of common models
@@ -38,7 +40,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         for name in ("speed", "max_prompt_tokens", "max_answer_tokens", "timeout_s"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", setting=name)
         if self.vocabulary <= _FIRST_TOKEN:
             raise ConfigError(
@@ -93,6 +95,19 @@ def prompt_of(request: TraceRequest, block_tokens: int, config: ReplayConfig) ->
         tail = int(request.answer_keys[len(keys)]) if len(keys) < len(request.answer_keys) else len(keys)
         tokens.append(_tokens_of(tail, rest, config.vocabulary))
     return [token for block in tokens for token in block]
+
+
+def check_server(config: ReplayConfig) -> None:
+    """Raises unless a server answers at the URL, takes the key and serves the model: ConfigError for what is no URL
+    and for unknown models, PeerLost when nobody answers, PoolweaveError when it refuses."""
+    found = get_json(f"{config.url.rstrip('/')}/v1/models", config.key)
+    names = [str(model.get("id")) for model in found.get("data", ())]
+    if config.model not in names:
+        raise ConfigError(
+            f"{config.url} has no model {config.model!r}, but {', '.join(names) or 'none'}",
+            setting="model",
+            value=config.model,
+        )
 
 
 async def replay(

@@ -110,3 +110,19 @@ def test_sigkill_of_both_attention_ranks_with_lowering(engine: DecodeEngine, exp
     for name in ARCHITECTURES[:3]:
         check_lost(engine, name)
     check_restart(engine, expected)
+
+
+def test_a_worker_that_stands_still_is_ended_and_counts_as_dead(
+    engine: DecodeEngine,
+    saved: dict[str, tuple[Any, str]],
+    expected: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("poolweave.crosspool_engine.crew._STOPPED_S", 0.2)
+    place(engine, saved, alone="glm")
+    os.kill(engine.worker_pids()[3], signal.SIGSTOP)
+    ask(engine, ["glm", "qwen3-moe"])
+    drive(engine)
+    check_lost(engine, "glm")
+    assert engine.result("qwen3-moe").tokens.tolist() == greedy(saved["qwen3-moe"][0], [7], NEW)
+    check_restart(engine, expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from poolweave.crosspool_engine.planner.attention import AttentionLayout, AttentionNeed, lay_out_attention
@@ -62,3 +64,14 @@ def test_largest_request_counts_even_where_the_percentile_is_zero() -> None:
     got = lay_out(need("a", 2, own=0, largest=500), need("b", 1, own=0, largest=300), ranks=2, total=0)
     assert got.kv_demand[0] + got.kv_demand[1] >= 500
     assert max(got.kv_demand) >= 300
+
+
+def test_embedding_and_head_weigh_on_a_replicas_first_rank() -> None:
+    wide = AttentionNeed(
+        name="a", kv_shards=2, resident_bytes=500, own_bytes=100, largest_request_bytes=0, ends_bytes=300
+    )
+    got = lay_out(wide, ranks=2, capacity=1000, total=100)
+    assert got.places[0].replicas == ((0, 1),)
+    assert got.kv_capacity == (600, 900)
+    with pytest.raises(PlanInfeasible, match="its ranks reach 1,200"):  # the fuller one's room, twice
+        lay_out(replace(wide, largest_request_bytes=1201), ranks=2, capacity=1000, total=100)

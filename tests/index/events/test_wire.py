@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from poolweave.index.events import (
     PublisherConfig,
     RecordedIndex,
 )
-from poolweave.index.events.wire import END_OF_REPLAY, AllBlocksCleared, BlockRemoved, BlockStored, Event
+from poolweave.index.events.wire import END_OF_REPLAY, AllBlocksCleared, BlockRemoved, BlockStored, Event, encode_batch
 
 PROMPT = list(range(64))
 
@@ -51,7 +52,7 @@ def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **mo
     )
 
 
-def until(subscriber: KVEventSubscriber, done: Callable[[], object], limit_s: float = 20.0) -> None:
+def until(subscriber: KVEventSubscriber, done: Callable[[], object], limit_s: float = 90.0) -> None:
     """Pump until `done`; the limit only ends a test that would hang."""
     deadline = time.monotonic() + limit_s
     while not done():
@@ -78,6 +79,16 @@ def test_what_one_stores_the_other_credits(publisher: KVEventPublisher, subscrib
     until(subscriber, lambda: index.match(PROMPT) == {})
     assert index.status()["a"].state is FeedState.LIVE
     index.check()
+
+
+def test_a_source_with_nothing_to_tell_is_believed_once_it_said_so(
+    publisher: KVEventPublisher, subscriber: KVEventSubscriber
+) -> None:
+    assert subscriber.state("a") is None
+    index = link(subscriber, publisher)
+    assert subscriber.state("a") in (FeedState.WAITING, FeedState.LIVE)
+    until(subscriber, lambda: subscriber.state("a") is FeedState.LIVE)
+    assert index.status()["a"].batches == 0
 
 
 def test_two_sources_one_prefix(publisher: KVEventPublisher, subscriber: KVEventSubscriber) -> None:
@@ -130,19 +141,31 @@ def test_a_source_that_dies_is_not_credited_and_comes_back(subscriber: KVEventSu
 
 def test_a_replay_that_never_answers_times_out() -> None:
     now = [0.0]
-    with KVEventPublisher(config=PublisherConfig(replay_endpoint=None)) as publisher:
-        silent = zmq.Context()
-        router = silent.socket(zmq.ROUTER)
-        port = router.bind_to_random_port("tcp://127.0.0.1")
+    with zmq.Context() as context, context.socket(zmq.XPUB) as pub, context.socket(zmq.ROUTER) as router:
+        pub.linger = router.linger = 0
+        ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (pub, router)]
         with KVEventSubscriber(EventIndex(), clock=lambda: now[0]) as subscriber:
             index = subscriber._index
-            subscriber.connect("a", publisher.endpoint, f"tcp://127.0.0.1:{port}")
+            subscriber.connect("a", *(f"tcp://127.0.0.1:{port}" for port in ports))
             until(subscriber, lambda: index.status()["a"].state is FeedState.DEGRADED)
             now[0] += 6.0
             until(subscriber, lambda: index.status()["a"].state is FeedState.WAITING)
-            publisher.publish([stored([1], PROMPT[:16])])
+            assert pub.recv() == b"\x01"  # nothing is lost once it is subscribed
+            pub.send_multipart([b"", bytes(8), encode_batch(0.0, [stored([1], PROMPT[:16])], None)])
             until(subscriber, lambda: index.match(PROMPT) == {"a": 16})
-        silent.destroy(linger=0)
+
+
+def test_a_batch_lost_before_the_subscription_was_heard_is_found(
+    publisher: KVEventPublisher, subscriber: KVEventSubscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poolweave.index.events.subscriber._LOOK_S", 0.1)
+    index = link(subscriber, publisher)
+    for heard in range(3):  # first at the look after the first replay, then at those of a silent source
+        with monkeypatch.context() as deaf:
+            deaf.setattr(publisher, "_pub", Mock())
+            publisher.publish([stored([heard + 1], PROMPT[heard * 16 :][:16], heard or None)])
+        until(subscriber, lambda tokens=heard * 16 + 16: index.match(PROMPT) == {"a": tokens})  # type: ignore[misc]
+    assert index.status()["a"].gaps == 0
 
 
 def test_the_frames_are_those_of_vllm_and_sglang(publisher: KVEventPublisher) -> None:

@@ -16,7 +16,7 @@ from poolweave.crosspool_engine.timeline import StageRun, overlap, write_chrome_
 from poolweave.errors import ConfigError
 from poolweave.serving.ablation import CELLS, AblationConfig, AblationReport, CellReport
 from poolweave.serving.ablation.chart import draw_ablation, draw_timeline
-from poolweave.serving.ablation.report import as_json
+from poolweave.serving.ablation.report import report_json
 from poolweave.serving.ablation.table import print_ablation
 
 
@@ -55,7 +55,7 @@ def test_everything_is_written(report: AblationReport, tmp_path: Path) -> None:
     draw_timeline(report, tmp_path / "t.png")
     write_chrome_trace(TOGETHER, tmp_path / "t.json")
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "t.png"))
-    found = json.loads(as_json(report))
+    found = json.loads(report_json(report))
     assert found["cells"][3]["ratio"] == 4.0
     assert found["overlap"] == {"lowering": 0.0, "both": pytest.approx(0.4)}
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]

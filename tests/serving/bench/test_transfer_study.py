@@ -42,10 +42,13 @@ def test_the_command_measures_shows_and_keeps(tmp_path: Path) -> None:
         discrete, aggregated = (layout["shm", blocks, tokens] for blocks in ("discrete", "aggregated"))
         assert discrete["nbytes"] == aggregated["nbytes"] == tokens * 4 * 2 * 2 * 8 * 2
         assert (discrete["calls"], aggregated["calls"]) == (tokens // 16 * 8, tokens // 16)
-        assert min(discrete["median_s"], aggregated["gb_per_s"]) > 0
+        assert min(discrete["median_s"], aggregated["gb_per_s"], aggregated["gain"]) > 0
+        assert discrete["gain"] is None
     steps = {(p["transport"], p["granularity"]): p["steps"] for p in study["granularity"]}
     assert {name for _, name in steps} == {mode.name for mode in MODES}
     assert (steps["shm", "by-req"], steps["shm", "by-layer"]) == (1, 4)
+    calls = {p["granularity"]: p["calls"] for p in study["granularity"]}
+    assert [calls[name] for name in ("by-req", "by-layer", "by-req-agg", "by-layer-agg")] == [16, 16, 1, 8]
     costs = {(p["transport"], p["direction"]): p for p in study["connections"]}
     assert all(cost["descriptors_each"] >= 1 for cost in costs.values())
     (picture,) = tmp_path.glob("transfer-*.png")
@@ -86,7 +89,7 @@ def test_the_other_process_reports_errors_and_its_death() -> None:
         spec = spec_of(config, "aggregated", "shm", 1, 4)
         ((instance, _),) = peer.open(spec)
         with pytest.raises(PoolweaveError, match="at the study's other process: ConfigError"):
-            peer.send_to(instance, "nowhere://")
+            peer.send_to([(instance, "nowhere://")])
         peer._child.kill()
         with pytest.raises(PeerLost, match="ended with code -9"):
             peer.open(spec)

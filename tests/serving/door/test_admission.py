@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 from ref_door import World
-from ref_instance import until
+from ref_waiting import until
 
 from poolweave.serving.door.config import KeyConfig
 from poolweave.types import Role

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from ref_door import World
-from ref_instance import until
+from ref_waiting import until
 
 
 def connect(world: World, **fields: object) -> socket.socket:

@@ -59,7 +59,7 @@ def test_what_nobody_expected_is_a_500_under_the_requests_id_and_in_the_log(
     def broken(*_: object) -> None:
         raise RuntimeError("a wheel came off")
 
-    monkeypatch.setattr(world.door._house.reception, "completion", broken)
+    monkeypatch.setattr(world.door._houses.first.reception, "completion", broken)
     answer = world.client.post(
         "/v1/completions", json={"model": world.model, "prompt": "x"}, headers={"X-Request-Id": "mine-8"}
     )

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ref_door import World
-from ref_instance import answer_of, until
+from ref_instance import answer_of
+from ref_waiting import until
 from ref_words import text_of
 
 from poolweave.errors import OutOfBlocks, PoolweaveError, RequestRefused, TransferFailed, UnknownPeer

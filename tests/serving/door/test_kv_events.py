@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
+from msgspec.structs import replace
 from ref_door import World
-from ref_instance import BLOCK, until
+from ref_instance import BLOCK, FakeInstance
+from ref_waiting import until
 
-from poolweave.serving.door.config import KeyConfig
-from poolweave.serving.door.reception import salt_of
+from poolweave.serving.tenant_quota import salt_of
 from poolweave.types import Role
 
 PROMPTS = [[10 + (n * 37 + at * at) % 80 for at in range(4 * BLOCK)] for n in range(50)]
@@ -21,13 +23,13 @@ def hits(world: World) -> float:
 
 def believed(world: World, prompt: list[int], salt: bytes = b"") -> dict[str, int]:
     """Blocks that the door's trees credit each colocated instance with."""
-    scheduler, links = world.door._house.scheduler, world.door._house.links
-    ns = world.door._house.dispatcher._namespace(salt)
+    scheduler, links = world.door._houses.first.scheduler, world.door._houses.first.links
+    ns = world.door._houses.first.dispatcher._namespace(salt)
     slots = scheduler.fleet.of(Role.COLOCATED)
-    scores = scheduler.holdings.scores(scheduler.holdings.keys(prompt, ns), slots, Role.COLOCATED)
+    held = scheduler.holdings.held_tokens(scheduler.holdings.keys(prompt, ns), slots, (Role.COLOCATED,))
     names = [scheduler.fleet.slots.name(int(slot)) for slot in slots]
     assert set(names) == {linked.link.name for linked in links.linked}
-    return dict(zip(names, scores.tolist(), strict=True))
+    return dict(zip(names, (held // BLOCK).tolist(), strict=True))
 
 
 def test_what_was_held_before_the_door_came_is_known_and_routed_by(make_world: Callable[..., World]) -> None:
@@ -50,7 +52,7 @@ def test_what_was_held_before_the_door_came_is_known_and_routed_by(make_world: C
 def test_evictions_and_tenants_are_told_apart(make_world: Callable[..., World]) -> None:
     world = make_world(Role.COLOCATED)
     instance = world.instances["colocated-0"].instance
-    mine = salt_of(KeyConfig(name="a", key="k"), "mine")
+    mine = salt_of("", "mine")
     instance.hold(PROMPTS[0])
     instance.hold(PROMPTS[1], mine)
     until(lambda: believed(world, PROMPTS[0]) == {"colocated-0": 4}, "it is known")
@@ -58,3 +60,27 @@ def test_evictions_and_tenants_are_told_apart(make_world: Callable[..., World]) 
     assert believed(world, PROMPTS[0], mine) == believed(world, PROMPTS[1]) == {"colocated-0": 0}
     instance._recorder.removed(np.array([2, 3], np.uint64))
     until(lambda: believed(world, PROMPTS[0]) == {"colocated-0": 2}, "its end was given up")
+
+
+def test_the_deployment_says_whose_events_are_believed(make_world: Callable[..., World]) -> None:
+    world = make_world(Role.COLOCATED, Role.COLOCATED)
+
+    def events() -> dict[str, str]:
+        found = world.client.get("/deployment").json()["instances"]
+        return {one["name"]: one["events"] for one in found}
+
+    assert events() == {"colocated-0": "live", "colocated-1": "live"}
+    world.instances["colocated-0"].instance.publisher.close()
+    until(lambda: events()["colocated-0"] == "degraded", "nothing is told any more")
+    assert events()["colocated-1"] == "live"
+
+
+def test_an_instance_that_publishes_nothing_is_said_to(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = FakeInstance._welcome
+    monkeypatch.setattr(FakeInstance, "_welcome", lambda fake: replace(told(fake), events=None, replay=None))
+    world = make_world()
+    world.add("quiet", Role.COLOCATED)
+    until(lambda: world.usable == 1, "it is linked")
+    assert world.client.get("/deployment").json()["instances"][0]["events"] == "none"

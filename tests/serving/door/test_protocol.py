@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 from ref_door import World
-from ref_instance import answer_of, until
+from ref_instance import answer_of
+from ref_waiting import until
 from ref_words import text_of
 
 from poolweave.serving.door.prompter import load_prompter

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from poolweave.errors import OutOfBlocks
-from poolweave.mempool import MemPool, PoolConfig
+from poolweave.errors import OutOfBlocks, QuotaExceeded
+from poolweave.index import Identity
+from poolweave.mempool import MemPool, PoolConfig, Quota, Quotas
 from poolweave.serving.engine import EngineConfig, SamplingParams, Sequence
 from poolweave.serving.engine.batcher import Batcher, Plan
 from poolweave.transfer import KVLayout
@@ -159,3 +160,79 @@ def test_a_prefix_in_dram_waits_while_hbm_is_full(pool: MemPool) -> None:
     assert (sequence.num_computed, len(sequence.blocks)) == (32, 2)
     pool.free(held)
     assert chunks(subject.plan()) == {"r": 8}
+
+
+@pytest.fixture
+def shared(pool: MemPool) -> Iterator[MemPool]:
+    """Each tenant may take half of it."""
+    size = NUM_BLOCKS * LAYOUT.block_bytes
+    quotas = Quotas(each=Quota(hbm=size // 2))
+    with MemPool(LAYOUT, hbm=size, config=PoolConfig(page_bytes=4096, quotas=quotas)) as shared:
+        yield shared
+        shared.check()
+
+
+def tenants(pool: MemPool, *salts: bytes) -> list[int]:
+    return [pool.namespace(Identity(model="m", salt=salt)) for salt in salts]
+
+
+def test_a_tenant_at_its_quota_waits_and_lets_others_pass(shared: MemPool) -> None:
+    mine, others = tenants(shared, b"mine", b"others")
+    subject = batcher(shared, step_tokens=1000)
+    first, second, other = (
+        request("first", 48, ns=mine), request("second", 48, ns=mine), request("other", 48, ns=others)
+    )  # fmt: skip
+    for sequence in (first, second, other):
+        subject.add(sequence)
+    assert chunks(subject.plan()) == {"first": 48, "other": 48}
+    assert subject.waiting == [second]
+    assert subject.num_preempted == 0
+    shared.free(first.blocks)
+    subject.remove(first)
+    other.num_computed = 48
+    other.tokens.append(1)
+    assert chunks(subject.plan()) == {"other": 1, "second": 48}
+    shared.free(second.blocks)
+    shared.free(other.blocks)
+
+
+def test_a_tenant_that_grows_past_its_quota_takes_blocks_of_its_own_youngest_only(shared: MemPool) -> None:
+    mine, others = tenants(shared, b"mine", b"others")
+    subject = batcher(shared, step_tokens=1000)
+    old, other, young = request("old", 32, ns=mine), request("other", 32, ns=others), request("young", 32, ns=mine)
+    for sequence in (old, young, other):
+        subject.add(sequence)
+    plan = subject.plan()
+    assert set(plan.chunks) == {"old", "other", "young"}
+    computed(plan)
+    assert set(subject.plan().chunks) >= {"old", "other"}  # each is a block longer now; only its own tenant gives way
+    assert (young.num_preemptions, other.num_preemptions, old.num_preemptions) == (1, 0, 0)
+    for sequence in (old, other, young):
+        shared.free(sequence.blocks)
+
+
+def test_a_tenants_salts_wait_for_each_other_and_give_way_to_each_other(shared: MemPool) -> None:
+    one, two = (shared.namespace(Identity(model="m", salt=salt, tenant=b"key")) for salt in (b"1", b"2"))
+    [others] = tenants(shared, b"others")
+    subject = batcher(shared, step_tokens=1000)
+    old, young, other = request("old", 32, ns=one), request("young", 32, ns=two), request("other", 32, ns=others)
+    for sequence in (old, young, other):
+        subject.add(sequence)
+    plan = subject.plan()
+    assert set(plan.chunks) == {"old", "young", "other"}
+    computed(plan)
+    subject.plan()
+    assert (young.num_preemptions, other.num_preemptions, old.num_preemptions) == (1, 0, 0)
+    for sequence in (old, young, other):
+        shared.free(sequence.blocks)
+
+
+def test_a_sequence_larger_than_its_tenants_quota_fails_alone(shared: MemPool) -> None:
+    [mine] = tenants(shared, b"mine")
+    subject = batcher(shared, step_tokens=1000)
+    large = request("large", 16 * 5, ns=mine)
+    subject.add(large)
+    [(failed, error)] = subject.plan().failed
+    assert failed is large
+    assert isinstance(error, QuotaExceeded)
+    assert error.limit == NUM_BLOCKS // 2

@@ -1,4 +1,4 @@
-"""Seeded random requests, aborts, preemptions, squeezes and prefix reuse: invariants after each step, answers exact."""
+"""C34: random requests, aborts, preemptions, squeezes and prefix reuse: invariants after each step, answers exact."""
 
 from __future__ import annotations
 

@@ -73,3 +73,32 @@ def test_an_error_of_a_hook_ends_its_request_alone(loaded: Any, make_pool: Any, 
     assert listener.calls[-1] == ("needed", 1, 0)
     assert engine.stats().computed_tokens == len(PROMPT) + 3
     assert not engine.has_work
+
+
+class Leaver(Listener):
+    """Its request is cancelled while its first layer is computed."""
+
+    engine: TorchEngine
+
+    def needed(self, layer: int) -> None:
+        super().needed(layer)
+        self.engine.cancel("gone")
+
+
+def test_a_step_that_nobody_wants_any_more_is_broken_off_and_no_other(
+    loaded: Any, make_pool: Any, run: Any, greedy: Any
+) -> None:
+    model = loaded("llama")
+    pool = make_pool(model)
+    for others in ((), ("good",)):
+        engine, leaver = TorchEngine(model, pool), Leaver(pool)
+        leaver.engine = engine
+        gone = leaver.sequence = Sequence("gone", list(PROMPT), SamplingParams(max_new_tokens=4), hook=leaver)
+        wanted = [listened(pool, name)[0] for name in others]
+        answers = run(engine, gone, *wanted)
+        assert gone.finish_reason == "cancelled"
+        assert answers[1:] == [greedy("llama", PROMPT, 4) for _ in others]
+        layers = {layer for _, layer, _ in leaver.calls}
+        assert layers == ({*range(model.layout.num_layers)} if others else {0})
+        assert gone.num_computed == (len(PROMPT) if others else 0)
+        assert not engine.has_work

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from ref_instance import until
 from ref_member import RegistryMember, Watched
+from ref_waiting import until
 
 from poolweave.errors import ConfigError, PeerLost
 from poolweave.scheduler.membership import MembershipConfig
-from poolweave.serving.child import Child, Program
 from poolweave.serving.membership import open_registry
 from poolweave.serving.membership.coordinator import CoordinatorConfig
+from poolweave.serving.process.child import Child, Program
 
 TIMES = MembershipConfig(ttl_s=1.2, heartbeat_s=0.1)
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.multiproc
 class Process:
     """A coordinator that can be killed, stopped and started again at its address."""
 
-    def __init__(self) -> None:
-        self._config = CoordinatorConfig(membership=TIMES)
+    def __init__(self, times: MembershipConfig = TIMES) -> None:
+        self._config = CoordinatorConfig(membership=times)
         self._start()
 
     def _start(self) -> None:
@@ -83,6 +83,21 @@ def test_a_silent_member_expires_and_comes_back_under_a_new_epoch(coordinator: P
         assert watched.epoch("silent") != epoch
         again.close()
         until(lambda: not watched.names, "nobody is left")
+
+
+def test_the_name_of_a_member_whose_connection_ended_is_free_at_once() -> None:
+    """Under leases that nobody could wait for the end of."""
+    long = MembershipConfig(ttl_s=3600.0, heartbeat_s=0.1)
+    patient = Process(long)
+    watched = Watched(patient.address, long)
+    lives = set()
+    for _ in range(3):
+        member = RegistryMember(patient.address, long, "killed")
+        until(lambda: "killed" in watched.names and watched.epoch("killed") not in lives, "it joined")
+        lives.add(watched.epoch("killed"))
+        member.hang_up()
+    watched.close()
+    patient.child.close()
 
 
 def test_an_idle_live_member_stays_and_a_slow_heartbeat_is_refused(coordinator: Process, watched: Watched) -> None:

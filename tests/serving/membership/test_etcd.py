@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ref_instance import until
 from ref_member import RegistryMember, Watched
+from ref_waiting import until
 
 from poolweave.errors import ConfigError, PeerLost
 from poolweave.scheduler.membership import MembershipConfig
@@ -130,7 +130,7 @@ def test_a_name_belongs_to_one_life_and_an_ended_epoch_stays_ended(url: str) -> 
     refused = other.join(Join(name="n", epoch=2, role=Role.COLOCATED))
     assert isinstance(refused, Refused)
     assert refused.reason is Refusal.NAME_TAKEN
-    assert refused.retry_after_s == TIMES.suspect_s
+    assert refused.retry_after_s == TIMES.heartbeat_s
     unknown = other.heartbeat(Heartbeat(name="n", epoch=1, sequence=1))
     assert unknown is not None
     assert unknown.reason is Refusal.UNKNOWN

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep, Link
+from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep, KVLink, Link
 from poolweave.scheduler.membership import MembershipConfig
 from poolweave.scheduler.routes import SchedulerConfig
 from poolweave.serving.simulator import (
@@ -25,8 +25,7 @@ from poolweave.types import Role
 
 SIMPLE = Device(
     model=ArchitectureModel(constant_s=0.0, linear_s=1e-3, decode=DecodeStep(constant_s=0.01)),
-    link=Link(bytes_per_s=1e6),
-    kv_bytes_per_token=100,
+    kv_link=KVLink(link=Link(bytes_per_s=1e6), bytes_per_token=100),
 )  # a token: 1 ms to prefill, 10 ms to decode, 0.1 ms to send
 SOURCE = TokenSource(16)
 
@@ -238,6 +237,8 @@ def test_refusals() -> None:
         InstanceGroup(role=Role.PREFILL, count=0)
     with pytest.raises(ConfigError, match="message_loss"):
         Faults(message_loss=1.0)
+    with pytest.raises(ConfigError, match="set moves_kv"):
+        colocated(scheduler=SchedulerConfig(kv_link=SIMPLE.kv_link))
     names = colocated(2).names
     assert list(names) == ["colocated-0", "colocated-1"]
     two = SimulationConfig(device=SIMPLE, instances=(*colocated(2).instances, *colocated(1).instances))

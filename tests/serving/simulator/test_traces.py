@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 from poolweave.errors import ConfigError
+from poolweave.serving.simulator import (
+    Flow,
+    InstanceGroup,
+    Simulation,
+    SimulationConfig,
+    llama2_13b_on_two_h800,
+)
+from poolweave.serving.simulator.conversations import Conversations
 from poolweave.serving.simulator.trace_files import load_loogle, load_trace
 from poolweave.serving.simulator.traces import SharedPrefixes, TokenSource, Trace, in_order
+from poolweave.types import Role
 
 RECORDED = {
     "mooncake": ("mooncake_conversation_trace.jsonl.xz", 12_031, 12_035, 0.374),
@@ -91,3 +100,31 @@ def test_refusals(tmp_path: Path) -> None:
         Trace(name="t", block_tokens=16, requests=(empty,))
     with pytest.raises(ConfigError, match="share"):
         SharedPrefixes(share=1.5)
+
+
+def test_a_turn_of_a_conversation_begins_with_all_that_was_said_before() -> None:
+    trace = Conversations(sessions=2, turns=3, first_tokens=64, question_tokens=32, answer_tokens=48).trace()
+    first, second, third = (request for request in trace.requests if request.session == "session-0")
+    assert [r.num_tokens for r in (first, second, third)] == [64, 64 + 48 + 32, 64 + 2 * (48 + 32)]
+    assert (second.keys[: len(first.answer_keys)] == first.answer_keys).all()
+    assert (third.keys[: len(second.answer_keys)] == second.answer_keys).all()
+    other = next(request for request in trace.requests if request.session == "session-1")
+    assert not set(other.keys.tolist()) & set(third.keys.tolist())
+    with pytest.raises(ConfigError, match="above zero"):
+        Conversations(sessions=0)
+
+
+def test_answers_that_are_sent_back_are_found_by_the_next_turn() -> None:
+    """Fig. 8: each flow finds more, or sends less, than the one before it."""
+    trace = Conversations(sessions=6, turns=4, first_tokens=256, question_tokens=64, answer_tokens=128).trace()
+    groups = (InstanceGroup(role=Role.PREFILL), InstanceGroup(role=Role.DECODE))
+    reports = [
+        Simulation(
+            SimulationConfig(device=llama2_13b_on_two_h800(), instances=groups, flow=flow), trace.at_rate(1.0)
+        ).run()
+        for flow in Flow
+    ]
+    basic, first, second, third = reports
+    assert basic.hit_ratio == 0.0 < first.hit_ratio == second.hit_ratio < third.hit_ratio
+    assert second.moved_bytes < first.moved_bytes
+    assert third.ttft.mean < second.ttft.mean < basic.ttft.mean

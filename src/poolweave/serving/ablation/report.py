@@ -56,7 +56,7 @@ class AblationReport:
         return {cell: overlap(stages) for cell, stages in self.stages.items()}
 
 
-def as_json(report: AblationReport) -> str:
+def report_json(report: AblationReport) -> str:
     """For programs; the timeline is a file of its own."""
     cells = [dataclasses.asdict(cell) for cell in report.cells]
     return json.dumps(

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 from poolweave.serving.bench.config import StudyConfig
 from poolweave.serving.bench.peer import Peer, PoolSpec
 from poolweave.serving.bench.points import ConnectionPoint
 
-_TIMEOUT_S = 60.0
 _WARM_UP = 2  # peers before the count begins: what is made once is not a connection's
-
-
-@dataclass(frozen=True, slots=True)
-class _Usage:
-    kib: float
-    descriptors: int
-    threads: int
-
-    @classmethod
-    def now(cls) -> _Usage:
-        gc.collect()
-        resident = int(Path("/proc/self/statm").read_text().split()[1])
-        return cls(
-            resident * os.sysconf("SC_PAGE_SIZE") / 1024,
-            len(os.listdir("/proc/self/fd")),
-            len(os.listdir("/proc/self/task")),
-        )
 
 
 def count(config: StudyConfig) -> int:
@@ -50,25 +28,21 @@ def measure(config: StudyConfig, peer: Peer) -> Iterator[ConnectionPoint]:
 
 
 def _one(config: StudyConfig, peer: Peer, spec: PoolSpec, direction: str) -> ConnectionPoint:
-    with spec.open() as pool:
-        pool.view()[:] = 0
-        blocks = pool.alloc(1)
-        pool.seal(blocks)
+    """Counted in a process of its own: memory that others freed in one would hide what connections take."""
+    with Peer() as counted:
+        itself = counted.open(spec)
 
         def connect(count: int) -> None:
-            others = peer.open(spec, count)
+            others = peer.open(*[spec] * count)
             if direction == "receiving":
-                peer.send_to(pool.instance, pool.address)
-                return
-            for instance, address in others:
-                pool.connect(instance, address)
-                pool.transfer(instance, blocks, tag=b"").result(_TIMEOUT_S)
+                peer.send_to(itself)
+            else:
+                counted.send_to(others)
 
         connect(_WARM_UP)
-        before = _Usage.now()
+        before = counted.usage()
         connect(_WARM_UP + config.peers)
-        after = _Usage.now()
-        pool.free(blocks)
+        after = counted.usage()
     return ConnectionPoint(
         transport=spec.transport, direction=direction, peers=config.peers,
         kib_each=max(0.0, after.kib - before.kib) / config.peers,

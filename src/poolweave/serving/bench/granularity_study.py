@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,7 @@ from poolweave.transfer import CostMeter, LayerWork, Transfer, TransferReport, l
 from poolweave.transfer.layout import Order
 
 _TIMEOUT_S = 120.0
+_ROUNDS = 2  # each with prompts enough to queue
 _AHEAD = 4  # prompts whose KV may be under way at once
 
 
@@ -71,19 +73,30 @@ def count(config: StudyConfig) -> int:
 
 
 def measure(config: StudyConfig, peer: Peer) -> Iterator[GranularityPoint]:
+    """At each load all granularities take turns, so that what else runs on the machine meets them alike."""
     per_prompt = config.model.layout("aggregated").num_blocks(config.prompt_tokens)
+    orders = dict.fromkeys(mode.order for mode in MODES)
+    rounds = [len(one) for one in np.array_split(np.arange(config.requests), min(_ROUNDS, config.requests))]
     for transport in config.transports:
         learned = Learned()
-        for mode in MODES:
-            spec = spec_of(config, mode.order, transport, 1, (_AHEAD + 1) * per_prompt)
-            ((instance, address),) = peer.open(spec)
-            with spec.open() as pool:
+        specs = [spec_of(config, order, transport, 1, (_AHEAD + 1) * per_prompt) for order in orders]
+        with ExitStack() as stack:
+            ways = {}
+            for order, spec, (instance, address) in zip(orders, specs, peer.open(*specs), strict=True):
+                pool = stack.enter_context(spec.open())
                 pool.view()[:] = 1
                 pool.connect(instance, address)
-                instance_ = _Instance(config, pool, instance, mode, learned)
-                instance_.run(1.0, 2)  # dials, and fills caches
-                for load in config.loads:
-                    yield _point(transport, mode, load, instance_.run(load, config.requests))
+                ways[order] = pool, instance
+            instances = [_Instance(config, *ways[mode.order], mode, learned) for mode in MODES]
+            for one in instances:
+                one.run(1.0, 2, 0)  # dials, fills caches, and learns costs
+            for load in config.loads:
+                sent: list[list[_Sent]] = [[] for _ in MODES]
+                for seed, requests in enumerate(rounds):
+                    for one, its in zip(instances, sent, strict=True):
+                        its += one.run(load, requests, seed)
+                for mode, its in zip(MODES, sent, strict=True):
+                    yield _point(transport, mode, load, its)
 
 
 class _Instance:
@@ -100,9 +113,9 @@ class _Instance:
         self._num_blocks = pool.layout.num_blocks(config.prompt_tokens)
         self._slots = threading.Semaphore(_AHEAD)
 
-    def run(self, load: float, requests: int) -> list[_Sent]:
-        """Prompts at `load`, each until its KV is at the peer. Raises what a transfer failed with."""
-        gaps = np.random.default_rng(0).exponential(self._layers * max(self._layer_s, 1e-6) / load, requests)
+    def run(self, load: float, requests: int, seed: int) -> list[_Sent]:
+        """Prompts at `load`, the same for a seed, until their KV is at the peer. Raises what a transfer fails with."""
+        gaps = np.random.default_rng(seed).exponential(self._layers * max(self._layer_s, 1e-6) / load, requests)
         start = time.perf_counter()
         sent: list[_Sent] = []
         for arrives in np.cumsum(gaps).tolist():

@@ -5,9 +5,11 @@ Commands and answers are JSON lines on stdin and stdout; it ends when its stdin 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -15,10 +17,12 @@ from typing import Any
 
 from poolweave.errors import PeerLost, PoolweaveError
 from poolweave.mempool import MemPool, PoolConfig
+from poolweave.serving.bench.usage import Usage
 from poolweave.transfer import KVLayout, TransferConfig
 from poolweave.transfer.layout import Order
 
 _SEND_TIMEOUT_S = 60.0
+_PATIENCE_S = 120.0  # a machine that stands still meanwhile does not end a study of minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class PoolSpec:
         )  # fmt: skip
         transfer = TransferConfig(
             listen=self.transport, checksums=self.checksums, copy_threads=self.connections,
-            connections=self.connections,
+            connections=self.connections, lease_s=_PATIENCE_S, stall_s=_PATIENCE_S,
         )  # fmt: skip
         size = self.num_blocks * layout.block_bytes
         config = PoolConfig(transfer=transfer, max_hbm=size, page_bytes=1 << 16)
@@ -57,13 +61,17 @@ class Peer:
         command = [sys.executable, "-m", "poolweave.serving.bench.peer"]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def open(self, spec: PoolSpec, count: int = 1) -> list[tuple[str, str]]:
-        """Instances and addresses of `count` fresh pools, which replace those before. Raises what opening them did."""
-        return [(name, address) for name, address in self._ask({"open": asdict(spec), "count": count})]
+    def open(self, *specs: PoolSpec) -> list[tuple[str, str]]:
+        """Instances and addresses of fresh pools, which replace those before. Raises what opening them did."""
+        return [(name, address) for name, address in self._ask({"open": [asdict(spec) for spec in specs]})]
 
-    def send_to(self, instance: str, address: str) -> None:
-        """Each pool sends one block there."""
-        self._ask({"send": instance, "address": address})
+    def send_to(self, others: Sequence[tuple[str, str]]) -> None:
+        """Each pool sends a block to each of these."""
+        self._ask({"send": others})
+
+    def usage(self) -> Usage:
+        """What the process holds now."""
+        return Usage(**self._ask({"usage": True}))
 
     def __enter__(self) -> Peer:
         return self
@@ -73,7 +81,8 @@ class Peer:
     ) -> None:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        self._child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what a dead one did not read
+            self._child.stdin.close()
         try:
             self._child.wait(10)
         except subprocess.TimeoutExpired:
@@ -102,17 +111,19 @@ def _obey(command: dict[str, Any], pools: list[MemPool], stack: ExitStack) -> An
     if "open" in command:
         stack.close()
         pools.clear()
-        spec = PoolSpec(**command["open"])
-        for _ in range(command["count"]):
-            pool = stack.enter_context(spec.open())
+        for spec in command["open"]:
+            pool = stack.enter_context(PoolSpec(**spec).open())
             pool.view()[:] = 0  # resident, as in a pool that serves
             pools.append(pool)
         return [(pool.instance, pool.address) for pool in pools]
+    if "usage" in command:
+        return asdict(Usage.now())
     for pool in pools:
-        pool.connect(command["send"], command["address"])
         blocks = pool.alloc(1)
         pool.seal(blocks)
-        pool.transfer(command["send"], blocks, tag=b"").result(_SEND_TIMEOUT_S)
+        for instance, address in command["send"]:
+            pool.connect(instance, address)
+            pool.transfer(instance, blocks, tag=b"").result(_SEND_TIMEOUT_S)
         pool.free(blocks)
     return len(pools)
 

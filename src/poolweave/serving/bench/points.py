@@ -20,6 +20,7 @@ class LayoutPoint:
     calls: int
     median_s: float
     worst_s: float
+    gain: float | None = None  # of aggregated blocks over discrete ones: the median over rounds, each with both
 
     @property
     def gb_per_s(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from poolweave.serving.bench import connection_study, granularity_study, layout_study
@@ -42,8 +41,3 @@ def run(config: StudyConfig, advance: Advance = lambda _: None) -> Study:
                 connections.append(one)
                 advance(f"{one.transport}, {one.direction}")
     return Study(config=config, layout=tuple(layout), granularity=tuple(granularity), connections=tuple(connections))
-
-
-def file_stem() -> str:
-    """A name for the run's files: runs beside each other do not overwrite one another."""
-    return time.strftime("transfer-%Y%m%d-%H%M%S")

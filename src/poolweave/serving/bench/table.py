@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from poolweave.serving.bench.points import LayoutPoint, Study
+from poolweave.serving.bench.points import Study
 
 
 def print_study(study: Study, console: Console) -> None:
@@ -31,19 +31,13 @@ def _layout(study: Study) -> Table:
         "Discrete against aggregated blocks", "transport", "blocks", "conn.", "tokens", "MiB", "calls", "ms", "worst",
         "GB/s", "gain",
     )  # fmt: skip
-    discrete = {_key(point): point for point in study.layout if point.blocks == "discrete"}
     for point in study.layout:
-        other = discrete.get(_key(point))
-        gain = f"{other.median_s / point.median_s:.2f}x" if other is not None and other is not point else ""
+        gain = f"{point.gain:.2f}x" if point.gain is not None else ""
         table.add_row(
             point.transport, point.blocks, str(point.connections), str(point.tokens), f"{point.nbytes / 2**20:.1f}",
             str(point.calls), _ms(point.median_s), _ms(point.worst_s), f"{point.gb_per_s:.2f}", gain,
         )  # fmt: skip
     return table
-
-
-def _key(point: LayoutPoint) -> tuple[str, int, int]:
-    return point.transport, point.connections, point.tokens
 
 
 def _granularity(study: Study) -> Table:
@@ -70,5 +64,5 @@ def _connections(study: Study) -> Table:
 
 
 def _ms(seconds: float) -> str:
-    """Milliseconds, three digits of them."""
-    return f"{seconds * 1e3:#.3g}".rstrip(".")
+    """Milliseconds, three digits of them, but no fewer than whole ones."""
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:#.3g}"

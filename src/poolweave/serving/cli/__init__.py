@@ -23,8 +23,11 @@ def main() -> None:
         extra = _EXTRAS.get(missing, "demo")
         _fail(
             f"this needs the package {missing}, which is not installed: pip install 'poolweave[{extra}]' "
-            "(what else is missing says: python -m poolweave.serving.doctor)"
+            "(what else is missing says: python -m poolweave.serving.doctor.checkup)"
         )
+    except OSError as error:  # a file that cannot be written, a full disk
+        named = "" if error.filename is None else f": {error.filename}"
+        _fail(f"{error.strerror or type(error).__name__}{named}")
     except KeyboardInterrupt:
         _fail("interrupted", code=130)
 

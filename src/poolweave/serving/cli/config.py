@@ -9,38 +9,47 @@ from typing import Annotated, Any
 
 import typer
 
+from poolweave.serving.cli.json_option import Json, say
+
 config = typer.Typer(help="Look at setting files.", no_args_is_help=True)
-_KINDS = {
-    "deployment": ("poolweave.serving.deployment.config", "DeploymentConfig"),
-    "instance": ("poolweave.serving.instance_config", "InstanceConfig"),
-    "demo": ("poolweave.serving.demo", "DemoConfig"),
+_KINDS = {  # the class, and where not all of a file is in itself, the function that loads it
+    "deployment": ("poolweave.serving.deployment.config", "DeploymentConfig", "load_deployment"),
+    "instance": ("poolweave.serving.instance.config", "InstanceConfig", ""),
+    "demo": ("poolweave.serving.demo.config", "DemoConfig", ""),
+    "calibration": ("poolweave.serving.calibration.calibration", "Calibration", "load_calibration"),
+    "flows": ("poolweave.serving.flow_comparison.run", "FlowsConfig", ""),
 }
 _File = Annotated[Path, typer.Argument(help="The TOML file.")]
 _Kind = Annotated[str, typer.Option(help=f"What it configures: {', '.join(_KINDS)}.")]
 
 
 @config.command()
-def check(file: _File, kind: _Kind = "deployment") -> None:
+def check(file: _File, kind: _Kind = "deployment", as_json: Json = False) -> None:
     """Say whether a file can be used here; the first thing wrong with it otherwise."""
     from poolweave.serving.engine.model_directory import BUILT_IN, model_directory
 
     settings, _ = _read(file, kind)
-    if settings["model"] not in BUILT_IN:
-        model_directory(settings["model"])
-    typer.echo(f"{file} is a usable {kind} file")
+    named = (settings.get("model"), *(one["path"] for one in settings.get("models", ())))
+    for model in named if kind != "calibration" else ():
+        if model is not None and model not in BUILT_IN:
+            model_directory(model)
+    if as_json:
+        say({"file": str(file), "kind": kind, "usable": True})
+    else:
+        typer.echo(f"{file} is a usable {kind} file")
 
 
 @config.command()
 def show(
     file: _File,
     kind: _Kind = "deployment",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print every setting with its value and where that comes from: the file, or the default."""
     settings, given = _read(file, kind)
     rows = list(_rows(settings, given, ""))
     if as_json:
-        typer.echo(json.dumps([{"setting": name, "value": value, "source": source} for name, value, source in rows]))
+        say([{"setting": name, "value": value, "source": source} for name, value, source in rows])
         return
     width = max(len(name) for name, _, _ in rows)
     for name, value, source in rows:
@@ -56,8 +65,9 @@ def _read(file: Path, kind: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
     if kind not in _KINDS:
         raise ConfigError(f"kind {kind!r} is none of {', '.join(_KINDS)}", setting="kind", value=kind)
-    module, name = _KINDS[kind]
-    loaded = load(file, getattr(importlib.import_module(module), name))
+    module, name, loader = _KINDS[kind]
+    home = importlib.import_module(module)
+    loaded = getattr(home, loader)(file) if loader else load(file, getattr(home, name))
     return to_mapping(loaded), read_mapping(file)
 
 

@@ -15,7 +15,7 @@ def coordinator(
     """Run the embedded registry until SIGTERM; its address is printed. It keeps nothing on disk."""
     from poolweave.scheduler.membership import MembershipConfig
     from poolweave.serving.membership.coordinator import Coordinator, CoordinatorConfig
-    from poolweave.serving.service import run_service
+    from poolweave.serving.process.service import run_service
 
     membership = MembershipConfig(ttl_s=ttl_s, heartbeat_s=heartbeat_s)
     raise typer.Exit(run_service(Coordinator, CoordinatorConfig(listen=listen, membership=membership)))

@@ -8,27 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
+from poolweave.serving.cli.json_option import Json
+
 
 def demo(
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings below, and more.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for demo.png and demo.json.")] = None,
-    sessions: Annotated[Path | None, typer.Option(help="Sessions as .jsonl or .jsonl.xz; default: built in.")] = None,
-    flows: Annotated[str | None, typer.Option(help="Comma-separated names; default: all.")] = None,
-    model: Annotated[str | None, typer.Option(help="'smollm2' or a local Hugging Face directory.")] = None,
     turns: Annotated[int | None, typer.Option(help="At most this many turns a session.")] = None,
-    max_sessions: Annotated[int | None, typer.Option(help="At most this many sessions.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="At most this many sessions a model.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
     transport: Annotated[str | None, typer.Option(help="How KV travels: shm or tcp.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Run multi-turn sessions through every flow on a prefill and a decode process, and compare."""
+    """Run PD caching and CrossPool together over three cold MoE models, and check every token of it."""
     from poolweave.config import load
-    from poolweave.serving.demo import DemoConfig, run_demo
+    from poolweave.serving.demo.config import DemoConfig
+    from poolweave.serving.demo.run import run_demo
 
     given: dict[str, Any] = {
         "out": None if out is None else str(out),
-        "sessions": None if sessions is None else str(sessions),
-        "flows": None if flows is None else tuple(name.strip() for name in flows.split(",")),
-        "model": model,
         "turns": turns,
         "max_sessions": max_sessions,
         "max_new_tokens": max_new_tokens,
@@ -36,4 +34,4 @@ def demo(
     }
     settings = DemoConfig() if config is None else load(config, DemoConfig)
     settings = dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
-    raise typer.Exit(run_demo(settings))
+    raise typer.Exit(run_demo(settings, as_json=as_json))

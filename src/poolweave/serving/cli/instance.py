@@ -18,9 +18,9 @@ def instance(
     """Run one instance until SIGTERM; its address is printed."""
     from poolweave.config import from_mapping as build
     from poolweave.config import load, to_mapping
-    from poolweave.serving.instance import Instance
-    from poolweave.serving.instance_config import InstanceConfig
-    from poolweave.serving.service import run_service
+    from poolweave.serving.instance.config import InstanceConfig
+    from poolweave.serving.instance.process import Instance
+    from poolweave.serving.process.service import run_service
 
     settings = load(config, InstanceConfig)
     given: dict[str, Any] = {"registry": registry, "name": name, "listen": listen}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any
 
 import typer
+
+from poolweave.serving.cli.json_option import JsonLines, say
 
 
 def top(
@@ -14,7 +15,7 @@ def top(
     key: Annotated[str | None, typer.Option(help="API key.", envvar="POOLWEAVE_API_KEY")] = None,
     every_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
     once: Annotated[bool, typer.Option(help="Look once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a look.")] = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Show a deployment's instances and what they do, until Ctrl-C."""
     from rich.console import Console
@@ -27,7 +28,7 @@ def top(
         while True:
             found = get_json(look, key)
             if as_json:
-                typer.echo(json.dumps(found))
+                say(found)
             else:
                 Console().print(_table(found))
             if once:
@@ -45,11 +46,11 @@ def _table(found: dict[str, Any]) -> Any:
     state = "draining" if found["draining"] else f"{found['in_flight']} in flight"
     title = f"{found['model']}: {state}, {found['routed']} routed, {found['hit_ratio']:.0%} of prompt tokens cached"
     table = Table(title=title)
-    for column in ("instance", "role", "state", "queued", "answers", "KV in use"):
+    for column in ("instance", "role", "state", "events", "queued", "answers", "KV in use"):
         table.add_column(column)
     for one in found["instances"]:
         table.add_row(
-            one["name"], one["role"], one["state"], f"{one['queued_s']:.2f} s", str(one["sequences"]),
+            one["name"], one["role"], one["state"], one["events"], f"{one['queued_s']:.2f} s", str(one["sequences"]),
             f"{one['kv_usage']:.0%}",
         )  # fmt: skip
     return table

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from poolweave.serving.child import Program, instance_program
 from poolweave.serving.deployment.config import DeploymentConfig
-from poolweave.serving.deployment.keeper import Keeper, Upkeep, at_listen
+from poolweave.serving.deployment.keeper import Keeper, StartStopped, Upkeep, at_listen
+from poolweave.serving.deployment.readiness import Readiness, named_by, routed_by
+from poolweave.serving.deployment.spares import Spares
+from poolweave.serving.process.child import Program, instance_program
 
 _SLACK_S = 10.0  # beyond the door's own time to drain
 
@@ -25,25 +28,27 @@ class Onlooker:
 
 
 class Deployment:
-    """Everything runs once constructed; who dies is started again. `close` (or `with`) drains the door and ends all.
+    """Once constructed, everything runs and the door can send requests to every instance, or the registry names each
+    where the door is elsewhere; who dies is started again.
+    `close` (or `with`) drains the door and ends all.
 
-    Raises what kept a part from starting, as its own class, and StartStopped when the onlooker's `ending` was set
-    meanwhile; then no process is left.
+    Raises what kept a part from starting, as its own class, DeadlineExceeded when the door does not reach an instance,
+    and StartStopped when the onlooker's `ending` was set meanwhile; then no process is left.
     """
 
     def __init__(self, config: DeploymentConfig, onlooker: Onlooker | None = None) -> None:
         self._config = config
         self._onlooker = onlooker = onlooker or Onlooker()
         self._keepers: dict[str, Keeper] = {}
-        plain = Upkeep(config.start_timeout_s, config.restart_s, hear=onlooker.printed)
+        self._spares: Spares | None = None
+        plain = Upkeep(config.start_timeout_s, config.restart_s, config.membership.ttl_s, hear=onlooker.printed)
         try:
             self.registry = config.registry or self._start_coordinator(plain)
-            for instance in config.instance_configs(self.registry):
-                self._start(instance_program(instance), plain)
-            door = Program("door", "poolweave.serving.door.server", config.door_config(self.registry))
-            self._start(door, replace(plain, at=at_listen("http://")))
-            for name in ("door", *(one.name for one in config.instances)):
-                onlooker.up(name, self._keepers[name].wait_ready(onlooker.ending))
+            programs = [instance_program(instance) for instance in config.instance_configs(self.registry)]
+            if config.spares:
+                self._spares = Spares(programs[0], min(config.spares, len(programs)), plain.stopped_s)
+            with contextlib.nullcontext() if self._spares is None else self._spares.starting():
+                self._start_all(programs, plain)
         except BaseException:
             self.close()
             raise
@@ -58,8 +63,17 @@ class Deployment:
 
     @property
     def url(self) -> str:
-        """Where the door takes requests."""
+        """Where the door takes requests, if it `serves`."""
         return self._keepers["door"].wait_ready()
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whom the door can send requests to; whom the registry names, where the door is elsewhere."""
+        config = self._config
+        names = [place.name for one in config.instance_configs(self.registry) for place in one.stations]
+        if not config.serves:
+            return named_by(self.registry, config.membership, names)
+        return routed_by(self.url, config.door.keys[0].key if config.door.keys else None, names)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -70,6 +84,11 @@ class Deployment:
     def restarts(self) -> int:
         """Processes that were started again."""
         return sum(keeper.restarts for keeper in self._keepers.values())
+
+    @property
+    def spares(self) -> Spares | None:
+        """Who wait to follow instances that die; None where the settings want none."""
+        return self._spares
 
     def close(self) -> None:
         """The door first: it answers what it has. Idempotent."""
@@ -82,6 +101,21 @@ class Deployment:
         for name in sorted(self._keepers, key=lambda name: name == "coordinator"):
             self._keepers[name].close()
         self._keepers.clear()
+        if self._spares is not None:
+            self._spares.close()
+
+    def _start_all(self, programs: Sequence[Program], plain: Upkeep) -> None:
+        """The instances and the door, until they can be used."""
+        config, onlooker = self._config, self._onlooker
+        for program in programs:
+            self._start(program, replace(plain, spares=self._spares))
+        if config.serves:
+            door = Program("door", "poolweave.serving.door.server", config.door_config(self.registry))
+            self._start(door, replace(plain, at=at_listen("http://")))
+        for name in (*(["door"] if config.serves else []), *(one.name for one in config.instances)):
+            onlooker.up(name, self._keepers[name].wait_ready(onlooker.ending))
+        if not self.readiness.wait(config.start_timeout_s, onlooker.ending):
+            raise StartStopped
 
     def _start_coordinator(self, upkeep: Upkeep) -> str:
         program = Program("coordinator", "poolweave.serving.membership.coordinator", self._config.coordinator_config())

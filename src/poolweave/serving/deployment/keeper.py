@@ -1,14 +1,21 @@
-"""Keeps one service running: starts it, waits for its end, starts it again at the same address."""
+"""Keeps one service running: starts it, waits for its end, starts it again at the same address.
+
+One that a signal stopped for as long as a lease lasts is dead to everybody else: it is killed, so that its next life
+can begin.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from poolweave.errors import PoolweaveError
-from poolweave.serving.child import Child, Program
+from poolweave.serving.deployment.spares import Spares
+from poolweave.serving.process.child import Child, Program
 
 logger = logging.getLogger(__name__)
 
@@ -18,13 +25,16 @@ _MOST_S = 30.0  # between two starts of what fails again and again
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """How a service is kept: bounds of its start and of restarts, how its settings name an address, and who hears what
-    it prints (its name, a line; in the keeper's thread)."""
+    """How a service is kept: bounds of its start, between two starts (from a failure to the next one) and of standing
+    still; how its settings name an address; and who hears what it prints (its name, a line; in the keeper's thread).
+    `spares`: who are asked before a process is started."""
 
     start_timeout_s: float
     restart_s: float
+    stopped_s: float
     at: Callable[[Program, str], Program] = lambda program, address: program
     hear: Callable[[str, str], None] = lambda name, line: None
+    spares: Spares | None = None
 
 
 class StartStopped(Exception):
@@ -41,7 +51,7 @@ class Keeper:
         self._upkeep = upkeep
         self._child: Child | None = None
         self._address: str | None = None
-        self._error: PoolweaveError | None = None
+        self._error: PoolweaveError | OSError | None = None
         self._started = threading.Event()  # it was ready once, or could not
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"keeper-{self.name}", daemon=True)
@@ -85,32 +95,29 @@ class Keeper:
     def _run(self) -> None:
         pause_s = self._upkeep.restart_s
         while not self._ending.is_set():
+            since_s = time.monotonic()
             try:
                 self._live()
                 pause_s = self._upkeep.restart_s
-            except PoolweaveError as error:
+            except (PoolweaveError, OSError) as error:  # also no memory or descriptor for a process
                 if not self._started.is_set():
                     self._error = error
                     self._started.set()
                     return
                 logger.error("%s cannot be started again: %s", self.name, error)
-                pause_s = min(_MOST_S, pause_s * 2)
+                pause_s, since_s = min(_MOST_S, pause_s * 2), time.monotonic()
             self.restarts += 1
-            self._ending.wait(pause_s)
+            self._ending.wait(since_s + pause_s - time.monotonic())
         self._started.set()
 
     def _live(self) -> None:
         """One life, from its start to its end."""
-        program = self._program if self._address is None else self._upkeep.at(self._program, self._address)
-        child = self._child = Child(program)
-        if self._ending.is_set():  # since before begin_stop could see the child
-            child.begin_stop()
+        spares = self._upkeep.spares
+        with contextlib.nullcontext() if spares is None else spares.starting():
+            child = self._start(spares)
         try:
-            address = child.wait_ready(self._upkeep.start_timeout_s)
-            self._address = self._address or address
-            self._started.set()
             while child.alive and not self._ending.wait(_LOOK_S):
-                self._hear(child)
+                self._look_after(child)
             if not self._ending.is_set():
                 logger.warning("%s ended with %s: %s", self.name, child.exit_code, child.last_words())
             while child.alive:
@@ -120,10 +127,35 @@ class Keeper:
         finally:
             child.close()
 
+    def _start(self, spares: Spares | None) -> Child:
+        """-> a process that is ready."""
+        program = self._program if self._address is None else self._upkeep.at(self._program, self._address)
+        waiting = spares.take(program) if spares is not None and self._started.is_set() else None
+        child = self._child = waiting or Child(program)
+        try:
+            if self._ending.is_set():  # since before begin_stop could see the child
+                child.begin_stop()
+            address = child.wait_ready(self._upkeep.start_timeout_s, lambda: self._look_after(child))
+        except BaseException:
+            child.close()
+            raise
+        self._address = self._address or address
+        self._started.set()
+        return child
+
+    def _look_after(self, child: Child) -> None:
+        self._hear(child)
+        if self._upkeep.spares is not None:
+            self._upkeep.spares.look_after()
+        if child.stopped_s >= self._upkeep.stopped_s:
+            logger.warning("%s was stopped for %.3g s; it is started again", self.name, child.stopped_s)
+            child.kill()
+
     def _hear(self, child: Child) -> None:
         while lines := child.new_lines():
             for line in lines:
-                self._upkeep.hear(self.name, line)
+                with contextlib.suppress(OSError):  # nobody reads our own output any more: no fault of the service
+                    self._upkeep.hear(self.name, line)
 
 
 def at_listen(prefix: str = "") -> Callable[[Program, str], Program]:

@@ -15,11 +15,13 @@ from poolweave import __version__
 from poolweave.errors import PoolweaveError
 from poolweave.serving.door.answer_text import AnswerText
 from poolweave.serving.door.ask import Ask
+from poolweave.serving.door.direct_route import DirectRoute
 from poolweave.serving.door.documents import ChatDocuments, CompletionDocuments, Documents
 from poolweave.serving.door.entrance import Entrance, error_response, failure_response
 from poolweave.serving.door.failure import Failure, Refusal
 from poolweave.serving.door.gate import TurnedAway
 from poolweave.serving.door.house import House
+from poolweave.serving.door.houses import Houses
 from poolweave.serving.door.response import AnswerResponse, Delivery
 from poolweave.serving.door.schema import ChatRequest, CompletionRequest
 
@@ -36,42 +38,53 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def create_app(house: House, lifespan: Lifespan | None = None) -> FastAPI:
-    """The ASGI application over a house."""
+def create_app(houses: Houses, lifespan: Lifespan | None = None) -> FastAPI:
+    """The ASGI application over the models' houses."""
     app = FastAPI(title="poolweave", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Entrance, house=house, max_body_bytes=house.max_body_bytes)
+    app.add_middleware(Entrance, house=houses.first, max_body_bytes=houses.first.max_body_bytes)
 
-    @app.post("/v1/chat/completions", responses=_ANSWERS)
-    async def chat(request: Request, asked: ChatRequest) -> Response:
-        """Answer a conversation."""
-        return _answer(house, request, asked, lambda: house.reception.chat(asked, request.state.tenant), ChatDocuments)
-
-    @app.post("/v1/completions", responses=_ANSWERS)
-    async def completion(request: Request, asked: CompletionRequest) -> Response:
-        """Continue a text."""
-        return _answer(
-            house, request, asked, lambda: house.reception.completion(asked, request.state.tenant), CompletionDocuments
-        )
+    _questions(app, houses)
 
     @app.get("/v1/models", responses={401: _ERROR})
     async def models() -> dict[str, Any]:
         """What is served."""
-        return {"object": "list", "data": [_model(house)]}
+        return {"object": "list", "data": [_model(house) for house in houses.all]}
 
     @app.get("/v1/models/{name:path}", responses={401: _ERROR, 404: _ERROR})
     async def model(name: str) -> dict[str, Any]:
         """One model."""
-        if name != house.model:
-            message = f"the model {name[:100]!r} is not served here; there is {house.model!r}"
-            raise Refusal(Failure(status=404, message=message, code="model_not_found", param="model"))
-        return _model(house)
+        return _model(houses.of(name))
 
-    _operations(app, house)
-    _errors(app, house)
+    _operations(app, houses)
+    _errors(app, houses.first)
     return app
 
 
-def _operations(app: FastAPI, house: House) -> None:
+def _questions(app: FastAPI, houses: Houses) -> None:
+    def chat(asked: ChatRequest) -> None:
+        """Answer a conversation."""
+
+    def completion(asked: CompletionRequest) -> None:
+        """Continue a text."""
+
+    def answer_chat(request: Request, asked: ChatRequest) -> Response:
+        house = houses.of(asked.model)
+        return _answer(house, request, asked, lambda: house.reception.chat(asked, request.state.tenant), ChatDocuments)
+
+    def answer_completion(request: Request, asked: CompletionRequest) -> Response:
+        house = houses.of(asked.model)
+        return _answer(
+            house, request, asked, lambda: house.reception.completion(asked, request.state.tenant), CompletionDocuments
+        )
+
+    for path, endpoint, document, answer in (
+        ("/v1/chat/completions", chat, ChatRequest, answer_chat),
+        ("/v1/completions", completion, CompletionRequest, answer_completion),
+    ):
+        app.routes.append(DirectRoute(path, endpoint, document=document, answer=answer, responses=_ANSWERS))
+
+
+def _operations(app: FastAPI, houses: Houses) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """The door runs."""
@@ -80,22 +93,21 @@ def _operations(app: FastAPI, house: House) -> None:
     @app.get("/ready", responses={503: _ERROR})
     async def ready() -> dict[str, str]:
         """Requests can be answered now: 503 while instances are missing, and while it drains."""
-        if house.gate.draining:
+        if houses.first.gate.draining:
             raise Refusal(Failure(status=503, message="draining", code="draining", retry_after_s=1))
-        if not house.links.ready:
-            message = f"{len(house.links.linked)} of {len(house.links.members)} instances are up, which is not enough"
-            raise Refusal(Failure(status=503, message=message, code="no_instance", retry_after_s=1))
+        if houses.missing:
+            raise Refusal(Failure(status=503, message=houses.missing, code="no_instance", retry_after_s=1))
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Counters in Prometheus' text format."""
-        return Response(house.metrics_text(), media_type="text/plain; version=0.0.4")
+        return Response(houses.metrics_text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/deployment")
     async def deployment() -> dict[str, Any]:
         """The members and their loads, for `poolweave top`."""
-        return house.deployment()
+        return houses.deployment()
 
 
 def _errors(app: FastAPI, house: House) -> None:
@@ -103,10 +115,7 @@ def _errors(app: FastAPI, house: House) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         said = str(first["msg"]).removeprefix("Value error, ")
-        if first["type"] == "json_invalid":  # its place is a position in the body
-            said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-            return failure_response(request, Failure(status=400, message=said, code="invalid_request"))
-        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+        param = ".".join(str(part) for part in first["loc"]) or None
         message = f"{param}: {said}" if param else said
         return failure_response(request, Failure(status=400, message=message, code="invalid_request", param=param))
 

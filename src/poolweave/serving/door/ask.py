@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from poolweave.serving.engine.sequence import SamplingParams
+from poolweave.serving.tenant_quota import Owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request as instances need it. `tenant`: the salt of its KV; `session`: for the policy of that name."""
+    """One request as instances need it. `owner`: whose its KV is; `session`: for the policy of that name."""
 
     request_id: str
     prompt: list[int]
     sampling: SamplingParams
-    tenant: bytes = b""
+    owner: Owner = field(default_factory=Owner)
     session: str | None = None
 
 

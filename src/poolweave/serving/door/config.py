@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep
+from poolweave.scheduler.cost_model import ArchitectureModel
 from poolweave.scheduler.membership import MembershipConfig
 from poolweave.scheduler.routes import SchedulerConfig
-from poolweave.serving.flows import flow_named
+from poolweave.serving.calibration.calibration import BUILT_IN, Calibration, load_calibration
+from poolweave.serving.instance.flows import flow_named
+from poolweave.serving.instance.named_model import NamedModel, check_names
 from poolweave.types import parse_bytes
 
 
@@ -35,29 +37,33 @@ class KeyConfig:
             )
 
 
-def _smollm2_on_a_cpu() -> ArchitectureModel:
-    """What routing starts from: SmolLM2-135M on one core of a server CPU, within a factor of two. Ratios matter."""
-    return ArchitectureModel(
-        constant_s=0.02,
-        linear_s=6e-4,
-        quadratic_s=1e-7,
-        quadratic_cached_s=-1e-7,
-        decode=DecodeStep(constant_s=0.015, per_sequence_s=2e-3, per_kv_token_s=1e-6),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
-    """How instances are chosen: `policy` of poolweave.scheduler, with the times that `cost` predicts.
-    Raises ConfigError for a policy that is none."""
+    """How instances are chosen: `policy` of poolweave.scheduler, with the times that were measured on them.
+
+    `calibration`: a file that `poolweave calibrate` wrote, or "smollm2-cpu", which comes with the package; `cost`
+    replaces its times. `moves_kv`: prefixes are copied between instances where that is faster than computing them, and
+    when their prompts keep each holder busy for over `hot_load` of the time. Raises ConfigError for a policy that is
+    none.
+    """
 
     policy: str = "prompt_tree"
     tree_ttl_s: float = 300.0
-    cost: ArchitectureModel = field(default_factory=_smollm2_on_a_cpu)
+    calibration: str = BUILT_IN
+    cost: ArchitectureModel | None = None
+    moves_kv: bool = True
+    hot_load: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        SchedulerConfig(policy=self.policy, tree_ttl_s=self.tree_ttl_s, seed=self.seed)  # its checks
+        SchedulerConfig(
+            policy=self.policy, tree_ttl_s=self.tree_ttl_s, hot_load=self.hot_load, seed=self.seed
+        )  # its checks
+
+    def measured(self) -> Calibration:
+        """Raises ConfigError for a file that is none."""
+        found = load_calibration(self.calibration)
+        return found if self.cost is None else replace(found, cost=self.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,7 @@ class DoorConfig:
 
     registry: str = ""
     model: str = "smollm2"
+    models: tuple[NamedModel, ...] = ()  # in place of `model`
     served_name: str = ""  # in /v1/models; default: the model's own
     listen: str = "127.0.0.1:8000"
     flow: str = "pd-caching-3"
@@ -84,6 +91,7 @@ class DoorConfig:
 
     def __post_init__(self) -> None:
         flow_named(self.flow)
+        check_names(self.models)
         for setting in ("max_in_flight", "attempts"):
             if getattr(self, setting) < 1:
                 value = getattr(self, setting)

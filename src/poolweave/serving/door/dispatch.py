@@ -15,6 +15,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from poolweave.errors import (
     DeadlineExceeded,
     DuplicateTransfer,
@@ -25,14 +27,11 @@ from poolweave.errors import (
     PoolweaveError,
     TransferFailed,
     UnknownPeer,
+    WorkerLost,
 )
 from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.scheduler.routes import Route
-from poolweave.serving.door.ask import Ask, Outcome
-from poolweave.serving.door.config import DoorConfig
-from poolweave.serving.door.link import InstanceLink
-from poolweave.serving.door.links import Links
-from poolweave.serving.messages import (
+from poolweave.serving.control.messages import (
     Cancel,
     Complete,
     Decode,
@@ -42,26 +41,38 @@ from poolweave.serving.messages import (
     Job,
     Prefill,
     Prefilled,
+    Welcome,
     pack_tokens,
 )
+from poolweave.serving.door.ask import Ask, Outcome
+from poolweave.serving.door.config import DoorConfig
+from poolweave.serving.door.copies import Copies, Prefix
+from poolweave.serving.door.link import InstanceLink
+from poolweave.serving.door.links import Links
+from poolweave.types import Int32Array
 
 logger = logging.getLogger(__name__)
 
-_ELSEWHERE = (PeerLost, InstanceClosed, TransferFailed, UnknownPeer, DuplicateTransfer, OutOfBlocks)
+_ELSEWHERE = (PeerLost, InstanceClosed, TransferFailed, UnknownPeer, DuplicateTransfer, OutOfBlocks, WorkerLost)
+_MOST_NAMES = 4096  # clients choose salts
 _PAUSE_S = 0.05  # before another attempt: two pools may be about to get to know each other
 
 
 class Dispatcher:
     """Used from one event loop. `answer` gives tokens as they come; the outcome it fills tells the rest."""
 
-    def __init__(self, config: DoorConfig, scheduler: GlobalScheduler, links: Links) -> None:
+    def __init__(self, config: DoorConfig, scheduler: GlobalScheduler, links: Links, copies: Copies) -> None:
         self._config = config
         self._scheduler = scheduler
         self._links = links
+        self.copies = copies
         self._life = secrets.token_hex(4)  # attempts of an earlier door under the same request id are others
         self._numbers = itertools.count()
+        self._named: Welcome | None = None  # whose namespaces these are, by salt
+        self._namespaces: dict[bytes, int] = {}
         self.retried = 0
-        self.answering = 0  # requests whose first token is out
+        self.asked = 0  # requests that have not ended
+        self.answering = 0  # those whose first token is out
 
     async def answer(self, ask: Ask, outcome: Outcome) -> AsyncGenerator[list[int], None]:
         """New tokens of the answer, as they come. Closing it early cancels the request wherever it is.
@@ -70,10 +81,8 @@ class Dispatcher:
         refuses it with; PeerLost, TransferFailed and their like when the last attempt failed.
         """
         until = asyncio.get_running_loop().time() + self._config.timeout_s
-        sampling = ask.sampling
-        if sampling.seed is None:  # all phases and attempts must draw from the same one
-            ask = replace(ask, sampling=replace(sampling, seed=secrets.randbits(63)))
         begun = 0
+        self.asked += 1
         try:
             async with aclosing(self._attempts(ask, outcome, until)) as tokens:
                 async for new in tokens:
@@ -81,15 +90,17 @@ class Dispatcher:
                     begun = 1
                     yield new
         finally:
+            self.asked -= 1
             self.answering -= begun
 
     async def _attempts(self, ask: Ask, outcome: Outcome, until: float) -> AsyncGenerator[list[int], None]:
         while True:
-            attempt = _Attempt(self, ask, outcome, until, await self._route(ask, outcome))
+            tokens = np.array(ask.prompt + outcome.answer, np.int32)
+            attempt = _Attempt(self, ask, outcome, until, await self._route(ask, tokens), tokens)
             outcome.attempts += 1
             try:
-                async with aclosing(attempt.run()) as tokens:
-                    async for new in tokens:
+                async with aclosing(attempt.run()) as answer:
+                    async for new in answer:
                         yield new
                 return
             except _ELSEWHERE as error:
@@ -115,22 +126,31 @@ class Dispatcher:
     def first_token(self, route: Route) -> None:
         self._scheduler.prefilled(route.request_id)
 
+    async def move_kv(self, route: Route, ask: Ask) -> None:
+        """Have done what the route asks for beside its prompt; wait for what the prompt itself needs."""
+        if route.fetch is None and route.replicate is None:
+            return
+        keys = self._scheduler.holdings.keys(ask.prompt, self._namespace(ask.owner.salt))
+        prefix = Prefix(tokens=ask.prompt, owner=ask.owner, keys=keys)
+        self.copies.replicate(route, prefix)
+        await self.copies.fetch(route, prefix)
+
     def finished(self, route: Route, ask: Ask, outcome: Outcome) -> None:
-        kept = ask.prompt + outcome.answer[:-1]  # the last token's KV was never computed
-        self._scheduler.finished(route.request_id, kept, self._namespace(ask.tenant))
+        kept = np.array(ask.prompt + outcome.answer[:-1], np.int32)  # the last token's KV was never computed
+        self._scheduler.finished(route.request_id, kept, self._namespace(ask.owner.salt))
 
     def failed(self, route: Route) -> None:
         self._scheduler.failed(route.request_id)
 
-    async def _route(self, ask: Ask, outcome: Outcome) -> Route:
+    async def _route(self, ask: Ask, tokens: Int32Array) -> Route:
         """Waits while no instance can be used, but not for ever."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._config.wait_s
         while True:
-            namespace = self._namespace(ask.tenant)
+            namespace = self._namespace(ask.owner.salt)
             try:
                 return self._scheduler.route(
-                    ask.prompt + outcome.answer, ns=namespace, session=ask.session,
+                    tokens, ns=namespace, session=ask.session,
                     request_id=self.name(ask), output_tokens=ask.sampling.max_new_tokens,
                 )  # fmt: skip
             except NoInstance:
@@ -141,13 +161,24 @@ class Dispatcher:
     def _namespace(self, salt: bytes) -> int:
         """Whose prefix it is, as the prompt trees count it; 0 while no instance has said what it serves."""
         model = self._links.model
-        return 0 if model is None else self._scheduler.holdings.namespace_of(replace(model.identity, salt=salt).digest)
+        if model is None:
+            return 0
+        if model is not self._named or len(self._namespaces) >= _MOST_NAMES:
+            self._named, self._namespaces = model, {}
+        namespace = self._namespaces.get(salt)
+        if namespace is None:
+            digest = replace(model.identity, salt=salt).digest
+            namespace = self._namespaces[salt] = self._scheduler.holdings.namespace_of(digest)
+        return namespace
 
 
 class _Attempt:
     """One route of one request."""
 
-    def __init__(self, dispatcher: Dispatcher, ask: Ask, outcome: Outcome, until: float, route: Route) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, ask: Ask, outcome: Outcome, until: float, route: Route, tokens: Int32Array
+    ) -> None:
+        """`tokens`: the prompt and what was answered before."""
         self._dispatcher = dispatcher
         self._ask = ask
         self._outcome = outcome
@@ -157,10 +188,10 @@ class _Attempt:
         left = ask.sampling.max_new_tokens - len(outcome.answer)
         self._job = Job(
             request=route.request_id,
-            tokens=pack_tokens(ask.prompt + outcome.answer),
+            tokens=pack_tokens(tokens),
             flow=dispatcher.flow(route),
-            sampling=replace(ask.sampling, max_new_tokens=left),
-            tenant=ask.tenant,
+            sampling=replace(ask.sampling, max_new_tokens=left) if outcome.answer else ask.sampling,
+            owner=ask.owner,
         )
 
     async def run(self) -> AsyncGenerator[list[int], None]:
@@ -168,6 +199,7 @@ class _Attempt:
         ended = False
         steps = self._both_phases() if self._route.decode is None else self._two_phases(self._route.decode)
         try:
+            await self._dispatcher.move_kv(self._route, self._ask)
             async with aclosing(steps):
                 async for tokens in steps:
                     yield tokens
@@ -197,15 +229,18 @@ class _Attempt:
         prefill, decode = self._link(self._route.prefill), self._link(decode_name)
         settled = False  # no KV of this request waits at the decode instance
         reason: str | None = None
+        lost: str | None = None
         try:
             async for reply in self._phase(prefill, Prefill(self._job, decode.name)):
                 if isinstance(reply, Emit):
                     yield reply.tokens
                 elif isinstance(reply, Prefilled):
                     reason, settled = reply.finish_reason, reply.finish_reason is not None
+                    lost = reply.lost
                     self._end(reason, reply.cached_tokens)
             if reason is None:
-                async for reply in self._phase(decode, Decode(self._job, self._outcome.answer[-1], prefill.name)):
+                request = Decode(self._job, self._outcome.answer[-1], prefill.name, lost)
+                async for reply in self._phase(decode, request):
                     if isinstance(reply, Emit):
                         yield reply.tokens
                     elif isinstance(reply, Finished):

@@ -12,10 +12,12 @@ from poolweave.errors import (
     InstanceClosed,
     NoInstance,
     OutOfBlocks,
+    Overloaded,
     PoolweaveError,
     RequestRefused,
     TransferFailed,
     UnknownPeer,
+    WorkerLost,
 )
 from poolweave.serving.door.gate import Reason, TurnedAway
 
@@ -72,6 +74,8 @@ _STATUS: tuple[tuple[type[PoolweaveError], int, str], ...] = (
     (InstanceClosed, 503, "instance_lost"),
     (TransferFailed, 503, "instance_lost"),
     (UnknownPeer, 503, "instance_lost"),
+    (WorkerLost, 503, "instance_lost"),
+    (Overloaded, 503, "out_of_blocks"),
 )
 
 

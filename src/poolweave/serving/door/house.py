@@ -12,7 +12,9 @@ from typing import Any
 from poolweave.errors import PoolweaveError
 from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.scheduler.routes import SchedulerConfig
+from poolweave.serving.control.messages import Counters, Stats
 from poolweave.serving.door.config import DoorConfig
+from poolweave.serving.door.copies import Copies
 from poolweave.serving.door.dispatch import Dispatcher
 from poolweave.serving.door.gate import Gate
 from poolweave.serving.door.kv_events import Listener
@@ -20,7 +22,7 @@ from poolweave.serving.door.links import Linked, Links
 from poolweave.serving.door.metrics import Metrics
 from poolweave.serving.door.prompter import load_prompter
 from poolweave.serving.door.reception import Reception
-from poolweave.serving.messages import Counters, Stats
+from poolweave.serving.instance.named_model import NamedModel
 from poolweave.types import Role, parse_bytes
 
 logger = logging.getLogger(__name__)
@@ -29,29 +31,39 @@ _STATS_S = 1.0
 
 
 class House:
-    """Made and used on one event loop. Raises ModelNotFound, ConfigError."""
+    """One model's parts; those of several stand beside each other behind one gate. Used on one event loop.
 
-    def __init__(self, config: DoorConfig) -> None:
+    Raises ModelNotFound, ConfigError.
+    """
+
+    def __init__(self, config: DoorConfig, named: NamedModel | None = None, beside: House | None = None) -> None:
+        """`named`: the model where there are several; `beside`: the first house."""
         routing = config.routing
-        self.model = config.served_name or _name_of(config.model)
+        path = config.model if named is None else named.path
+        self.model = config.served_name or _name_of(path) if named is None else named.name
         self.max_body_bytes = parse_bytes(config.max_body, "max_body")
         self.started_s = time.time()
-        self.prompter = load_prompter(config.model)
+        self.prompter = load_prompter(path)
+        measured = routing.measured()
+        moves_kv = routing.moves_kv and config.flow != "pd-basic"  # there, nothing is found that was copied
         self.scheduler = GlobalScheduler(
-            routing.cost,
+            measured.cost,
             SchedulerConfig(
                 policy=routing.policy,
                 tree_ttl_s=routing.tree_ttl_s,
+                kv_link=measured.kv_link if moves_kv else None,
+                hot_load=routing.hot_load if moves_kv else None,
                 returns_answers=config.flow == "pd-caching-3",
                 seed=routing.seed,
             ),
         )
-        self.gate = Gate(config)
+        self.gate: Gate = Gate(config) if beside is None else beside.gate
         self.listener = Listener(self.scheduler.holdings)
-        self.links = Links(self.scheduler, self.listener)
-        self.dispatcher = Dispatcher(config, self.scheduler, self.links)
-        self.metrics = Metrics(self.model)
-        self.reception = Reception(self.prompter, self.model, self.links)
+        self.links = Links(self.scheduler, self.listener, "" if named is None else named.name)
+        self.copies = Copies(self.scheduler, self.links, measured.cost)
+        self.dispatcher = Dispatcher(config, self.scheduler, self.links, self.copies)
+        self.metrics: Metrics = Metrics(self.model, None if beside is None else beside.metrics)
+        self.reception = Reception(self.prompter, self.links)
         self._usage: dict[str, float] = {}
 
     @property
@@ -61,12 +73,12 @@ class House:
         return max(1, math.ceil(min(loads, default=1.0)))
 
     def metrics_text(self) -> bytes:
-        """All counters, and the state now."""
+        """All counters of all houses, and the state of this one now."""
         roles = {role.value: 0 for role in Role}
         for linked in self.links.linked:
             roles[linked.welcome.role] += 1
         running = self.dispatcher.answering
-        self.metrics.load(running, self.gate.inside - running, roles)
+        self.metrics.load(running, self.dispatcher.asked - running, roles)
         self.metrics.usage(self._usage)
         return self.metrics.text()
 
@@ -82,11 +94,13 @@ class House:
             "routed": stats.routed,
             "retried": self.dispatcher.retried,
             "hit_ratio": stats.hit_ratio,
+            "copied_tokens": self.copies.copied_tokens,
             "instances": [
                 {
                     "name": member.name,
                     "role": member.role.value,
                     "state": member.state.value if member.name in usable else "unreachable",
+                    "events": self.listener.state(member.name),
                     "epoch": member.epoch,
                     "queued_s": loads[member.name].queued_s if member.name in loads else 0.0,
                     "sequences": loads[member.name].num_sequences if member.name in loads else 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import msgspec
 
 from poolweave.errors import EventsMalformed, PoolweaveError
-from poolweave.index.events import EventFeed, KVEventSubscriber, TargetStream
+from poolweave.index.events import EventFeed, FeedState, KVEventSubscriber, TargetStream
 from poolweave.index.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from poolweave.scheduler.holdings import Holdings
-from poolweave.serving.messages import Welcome
+from poolweave.serving.control.messages import Welcome
 from poolweave.types import Tier
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ class Listener:
     """Hears the instances that publish. Used from one event loop, which `run` gives a little of its time."""
 
     def __init__(self, holdings: Holdings) -> None:
-        self._subscriber = KVEventSubscriber(_Sources(holdings))
+        self._holdings = holdings
+        self._subscriber = KVEventSubscriber(EventSources(holdings))
 
     def connect(self, name: str, welcome: Welcome) -> None:
         """Hear an instance that the scheduler knows, from all that it holds now on."""
@@ -40,6 +42,13 @@ class Listener:
     def disconnect(self, name: str) -> None:
         """Harmless when it was not heard."""
         self._subscriber.disconnect(name)
+
+    def state(self, name: str) -> str:
+        """How far an instance's events are believed: a FeedState's word, or "none" for one that publishes none."""
+        state = self._subscriber.state(name)
+        if state is None:
+            return "none"
+        return (state if self._holdings.believes(name) else FeedState.DEGRADED).value
 
     async def run(self) -> None:
         """Take what came, again and again, until cancelled."""
@@ -64,8 +73,8 @@ class _Report:
     several_groups: bool = False
 
 
-class _Sources:
-    """The trees as a subscriber sees them: a feed an instance."""
+class EventSources:
+    """A scheduler's prompt trees as a KVEventSubscriber sees them: a feed an instance, which the scheduler knows."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
@@ -112,5 +121,10 @@ class _Tree:
             self._holdings.lost_events(self._name)
 
     def _namespace(self, event: BlockStored) -> int:
-        """A pool gives the digest of an identity other than its own default as the salt."""
-        return 0 if event.cache_salt is None else self._holdings.namespace_of(bytes.fromhex(event.cache_salt))
+        """A pool gives the digest of an identity other than its own default as the salt, vLLM its parts."""
+        if event.cache_salt is not None:
+            return self._holdings.namespace_of(bytes.fromhex(event.cache_salt))
+        if event.lora_name is None and not any(event.extra_keys or ()):
+            return 0
+        parts = msgspec.msgpack.encode((event.lora_name, next(iter(event.extra_keys or ()), None)))
+        return self._holdings.namespace_of(hashlib.blake2b(parts, digest_size=16).digest())

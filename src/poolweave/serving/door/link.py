@@ -11,8 +11,8 @@ from typing import Any
 import zmq
 
 from poolweave.errors import DeadlineExceeded, PeerLost, PoolweaveError
-from poolweave.serving.messages import Emit, Failure, Hello, Reply, Welcome
-from poolweave.serving.rpc_connection import HELLO_ID, RpcConnection
+from poolweave.serving.control.connection import HELLO_ID, RpcConnection
+from poolweave.serving.control.messages import Emit, Failure, Hello, Reply, Welcome
 
 
 class Replies:

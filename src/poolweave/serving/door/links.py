@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from poolweave.errors import PoolweaveError
 from poolweave.scheduler.configuration import Difference, Member
 from poolweave.scheduler.global_scheduler import GlobalScheduler
+from poolweave.serving.control.messages import Welcome
 from poolweave.serving.door.kv_events import Listener
 from poolweave.serving.door.link import InstanceLink
-from poolweave.serving.messages import Welcome
 from poolweave.types import Role
 
 logger = logging.getLogger(__name__)
@@ -30,9 +30,12 @@ class Linked:
 
 class Links:
     """Follows the membership on the event loop. A member is routable from its welcome on until its connection ends;
-    while the registry still names it, it is called again and again."""
+    while the registry still names it, it is called again and again. Members that serve another model than `model` (a
+    name where the deployment has several) are others' to use."""
 
-    def __init__(self, scheduler: GlobalScheduler, listener: Listener) -> None:
+    def __init__(self, scheduler: GlobalScheduler, listener: Listener, model: str = "") -> None:
+        self._name = model
+        self._foreign: set[str] = set()
         self._scheduler = scheduler
         self._listener = listener
         self._members: dict[str, Member] = {}
@@ -49,6 +52,8 @@ class Links:
             self._members[member.name] = member
             self._calling[member.name] = asyncio.create_task(self._call(member))
         for member in difference.changed:
+            if member.name in self._foreign:
+                continue
             self._members[member.name] = member
             if member.name in self._linked:
                 self._scheduler.update(Difference(changed=(member,)))
@@ -57,6 +62,10 @@ class Links:
     def get(self, name: str) -> InstanceLink:
         """The link of a routable instance."""
         return self._linked[name].link
+
+    def pool_addresses(self, name: str) -> list[str]:
+        """Where the pool of a routable instance is reached."""
+        return list(self._linked[name].welcome.addresses.values())
 
     @property
     def linked(self) -> tuple[Linked, ...]:
@@ -103,7 +112,10 @@ class Links:
                 link.close()
                 raise
             else:
-                self._accept(link, welcome)
+                if welcome.model == self._name:
+                    self._accept(link, welcome)
+                else:
+                    self._leave_alone(link)
                 return
             link.close()
             await asyncio.sleep(_RETRY_S)
@@ -118,6 +130,13 @@ class Links:
         self._listener.connect(link.name, welcome)
         logger.info("%s (%s) can be used", link.name, welcome.role)
         self._notify()
+
+    def _leave_alone(self, link: InstanceLink) -> None:
+        """It serves another model."""
+        link.close()
+        self._foreign.add(link.name)
+        self._calling.pop(link.name, None)
+        self._members.pop(link.name, None)
 
     def _lost(self, link: InstanceLink) -> None:
         """Its connection ended: it died, or was stopped for long. Its trees are forgotten at once."""
@@ -134,6 +153,7 @@ class Links:
 
     def _drop(self, name: str) -> None:
         self._members.pop(name, None)
+        self._foreign.discard(name)
         calling = self._calling.pop(name, None)
         if calling is not None:
             calling.cancel()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from poolweave.serving.door.ask import Ask, Outcome
@@ -27,28 +30,50 @@ _SECONDS = (
     40.0,
     80.0,
 )
+M = TypeVar("M")
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
+class _Families:
+    """Of all models of a door: one registry, each name in it once."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._by_name: dict[str, Any] = {}
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return self._of(Counter, name, text, ("model_name", *labels))
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return self._of(Gauge, name, text, ("model_name", *labels))
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        return self._of(Histogram, name, text, ("model_name",), buckets=buckets)
+
+    def _of(self, kind: Callable[..., M], name: str, text: str, labels: tuple[str, ...], **options: Any) -> M:
+        if name not in self._by_name:
+            self._by_name[name] = kind(name, text, labels, registry=self.registry, **options)
+        found: M = self._by_name[name]
+        return found
+
+
 class Metrics:
-    """One registry a door; `model` labels everything, as vLLM's do."""
+    """One model's part of a door's registry; `model` labels everything, as vLLM's do. `beside`: another one's part."""
 
-    def __init__(self, model: str) -> None:
-        self._registry = registry = CollectorRegistry()
+    def __init__(self, model: str, beside: Metrics | None = None) -> None:
+        self._families: _Families = _Families() if beside is None else beside._families
+        families = self._families
         self._model = model
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, ("model_name", *labels), registry=registry)
+        self._used: set[str] = set()  # instances whose usage is shown
+        counter = families.counter
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(name, text, ("model_name",), registry=registry, buckets=buckets).labels(model)
+            return families.histogram(name, text, buckets).labels(model)
 
-        self._running = Gauge("vllm:num_requests_running", "Requests with tokens", ("model_name",), registry=registry)
-        self._waiting = Gauge("vllm:num_requests_waiting", "Requests without", ("model_name",), registry=registry)
-        self._usage = Gauge(
-            "vllm:kv_cache_usage_perc", "Share of KV blocks in use", ("model_name", "instance"), registry=registry
-        )
-        self._instances = Gauge("poolweave:instances", "Usable instances", ("model_name", "role"), registry=registry)
+        self._running = families.gauge("vllm:num_requests_running", "Requests with tokens")
+        self._waiting = families.gauge("vllm:num_requests_waiting", "Requests without")
+        self._usage = families.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use", "instance")
+        self._instances = families.gauge("poolweave:instances", "Usable instances", "role")
         self._finished = counter("vllm:request_success", "Answered requests", "finished_reason")
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens").labels(model)
         self._generated = counter("vllm:generation_tokens", "Tokens of answers").labels(model)
@@ -99,10 +124,12 @@ class Metrics:
 
     def usage(self, shares: dict[str, float]) -> None:
         """Share of KV blocks in use by instance; those not named are no more."""
-        self._usage.clear()
+        for name in self._used - shares.keys():
+            self._usage.remove(self._model, name)
+        self._used = set(shares)
         for name, share in shares.items():
             self._usage.labels(self._model, name).set(share)
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
-        return generate_latest(self._registry)
+        """Everything of all models, in Prometheus' text format."""
+        return generate_latest(self._families.registry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Sequence
 
@@ -14,14 +13,14 @@ from poolweave.serving.door.links import Links
 from poolweave.serving.door.prompter import Prompter
 from poolweave.serving.door.schema import ChatRequest, CompletionRequest
 from poolweave.serving.engine.sequence import SamplingParams
+from poolweave.serving.tenant_quota import owner_of
 
 
 class Reception:
     """Turns requests into asks. Both raise Refusal, RequestRefused, NoInstance while nobody has said what it serves."""
 
-    def __init__(self, prompter: Prompter, model: str, links: Links) -> None:
+    def __init__(self, prompter: Prompter, links: Links) -> None:
         self._prompter = prompter
-        self._model = model
         self._links = links
 
     def chat(self, request: ChatRequest, tenant: KeyConfig) -> Ask:
@@ -39,9 +38,6 @@ class Reception:
         return self._ask(request, tenant, "cmpl", self._tokens(request))
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
-        if request.model != self._model:
-            message = f"the model {request.model[:100]!r} is not served here; there is {self._model!r}"
-            raise Refusal(Failure(status=404, message=message, code="model_not_found", param="model"))
         found = request.unsupported()
         if found is not None:
             raise unsupported(*found)
@@ -65,13 +61,14 @@ class Reception:
             stop_token_ids=tuple(request.stop_token_ids or ()),
             stop=request.stops,
             ignore_eos=request.ignore_eos,
-            seed=None if request.seed is None else request.seed % 2**64,
+            # all phases and attempts must draw from the same one
+            seed=secrets.randbits(63) if request.seed is None else request.seed % 2**64,
         )
         return Ask(
             request_id=f"{prefix}-{secrets.token_hex(12)}",
             prompt=prompt,
             sampling=sampling,
-            tenant=salt_of(tenant, request.cache_salt),
+            owner=owner_of(tenant.name if tenant.isolated else "", request.cache_salt),
             session=request.session_id or request.user,
         )
 
@@ -92,14 +89,3 @@ class Reception:
             param = None if room < 1 else "max_tokens"
             raise Refusal(Failure(status=400, message=message, code="context_length_exceeded", param=param))
         return room if wanted is None else wanted
-
-
-def salt_of(tenant: KeyConfig, cache_salt: str | None) -> bytes:
-    """What separates KV: the client's own salt, and the tenant where its key says so. Same inputs, same KV."""
-    owner = tenant.name if tenant.isolated else ""
-    if not owner and cache_salt is None:
-        return b""
-    state = hashlib.blake2b(digest_size=16, person=b"poolweave-salt1")
-    for part in (owner, cache_salt or ""):
-        state.update(len(part.encode()).to_bytes(8, "little") + part.encode())
-    return state.digest()

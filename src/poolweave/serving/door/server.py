@@ -19,10 +19,10 @@ from poolweave.errors import AddressInUse, ConfigError
 from poolweave.scheduler.configuration import Difference
 from poolweave.serving.door.app import create_app
 from poolweave.serving.door.config import DoorConfig
-from poolweave.serving.door.house import House
+from poolweave.serving.door.houses import Houses
 from poolweave.serving.membership import open_registry
 from poolweave.serving.membership.follower import Follower
-from poolweave.serving.service import run_process
+from poolweave.serving.process.service import run_process
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class DoorServer:
         self._socket = _bind(config)
         self._loop = _new_loop()
         try:
-            self._house = self._loop.run_until_complete(self._build())
+            self._houses = self._loop.run_until_complete(self._build())
         except BaseException:
             self.close()
             raise
@@ -56,7 +56,7 @@ class DoorServer:
         return self._loop.run_until_complete(self._serve())
 
     def stop(self) -> None:
-        """Begin to drain; safe in a signal handler."""
+        """Begin to drain; from any thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     def close(self) -> None:
@@ -64,23 +64,29 @@ class DoorServer:
         self._loop.close()
         self._socket.close()
 
-    async def _build(self) -> House:
+    async def _build(self) -> Houses:
         self._stopping = asyncio.Event()
-        return House(self._config)
+        return Houses(self._config)
 
     async def _serve(self) -> int:
-        app = create_app(self._house, self._lifespan)
+        app = create_app(self._houses, self._lifespan)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, backlog=_BACKLOG, timeout_graceful_shutdown=1
+            app,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,  # nobody asks where a client is
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         serving = asyncio.create_task(server._serve([self._socket]))
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        self._house.gate.draining = True
-        if not await self._house.gate.emptied(self._config.drain_s):
-            logger.warning("%d requests are cut off after drain_s=%g", self._house.gate.inside, self._config.drain_s)
+        gate = self._houses.first.gate
+        gate.draining = True
+        if not await gate.emptied(self._config.drain_s):
+            logger.warning("%d requests are cut off after drain_s=%g", gate.inside, self._config.drain_s)
         server.should_exit = True
         stopping.cancel()
         await serving
@@ -89,14 +95,16 @@ class DoorServer:
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        house = self._house
+        houses = self._houses.all
         registry = open_registry(self._config.registry, self._config.membership)
 
         def changed(difference: Difference) -> None:
-            loop.call_soon_threadsafe(house.links.follow, difference)
+            for house in houses:
+                loop.call_soon_threadsafe(house.links.follow, difference)
 
         follower = Follower(registry, changed)
-        watching = [asyncio.create_task(house.watch_pools()), asyncio.create_task(house.listener.run())]
+        watching = [asyncio.create_task(house.watch_pools()) for house in houses]
+        watching += [asyncio.create_task(house.listener.run()) for house in houses]
         try:
             yield
         finally:
@@ -104,8 +112,10 @@ class DoorServer:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
             await asyncio.to_thread(follower.close)
-            house.links.close()
-            house.listener.close()
+            for house in houses:
+                house.copies.close()
+                house.links.close()
+                house.listener.close()
 
 
 class _Server(uvicorn.Server):

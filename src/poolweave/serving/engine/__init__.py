@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from poolweave.serving.engine.config import EngineConfig
     from poolweave.serving.engine.detokenizer import TextStream
-    from poolweave.serving.engine.engine import Emitted, EngineStats, TorchEngine
+    from poolweave.serving.engine.engine import EngineStats, TorchEngine
     from poolweave.serving.engine.models import LoadedModel, load_model
-    from poolweave.serving.engine.sequence import FinishReason, SamplingParams, Sequence
+    from poolweave.serving.engine.sequence import Emitted, FinishReason, SamplingParams, Sequence
 
 _HOMES = {
-    "Emitted": "engine",
+    "Emitted": "sequence",
     "EngineConfig": "config",
     "EngineStats": "engine",
     "FinishReason": "sequence",

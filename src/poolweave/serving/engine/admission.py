@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from poolweave.errors import RequestRefused
 from poolweave.mempool import MemPool
-from poolweave.serving.engine.models import LoadedModel
 from poolweave.serving.engine.sequence import Sequence
 from poolweave.types import Tier
 
 
-def refuse_impossible(sequence: Sequence, model: LoadedModel, pool: MemPool) -> None:
+class Limits(Protocol):
+    """What a model takes."""
+
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+
+
+def refuse_impossible(sequence: Sequence, model: Limits, pool: MemPool) -> None:
     """Raises RequestRefused with the number that does not fit; UnknownBlock or StaleHandle for blocks not held."""
     length, room = len(sequence.tokens), model.max_positions
     if sequence.num_prompt < 1:
@@ -45,9 +55,9 @@ def _refuse_answer(sequence: Sequence) -> None:
         raise RequestRefused(f"the answer has all its {end} tokens already", needed=sequence.num_answer, limit=end)
 
 
-def _refuse_foreign(tokens: list[int], model: LoadedModel) -> None:
+def _refuse_foreign(tokens: list[int], model: Limits) -> None:
     """A token that the model has no embedding for would fail the whole batch."""
-    known = model.model.get_input_embeddings().num_embeddings
+    known = model.vocab
     foreign = next((token for token in (min(tokens), max(tokens)) if not 0 <= token < known), None)
     if foreign is not None:
         message = f"token {foreign} is none of the model's {known}; was the prompt made with its tokenizer?"

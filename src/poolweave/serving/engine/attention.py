@@ -7,6 +7,7 @@ KV exists once. Nothing here branches on a model; latent attention is a layout w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,12 +27,18 @@ _UNSUPPORTED = (
 )  # attention settings that would change scores: refused, not ignored
 
 
+class StepUnwanted(Exception):
+    """All sequences of the step were cancelled while it was computed."""
+
+
 class PoolCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """What a model takes for its cache: write-only, for one step. It stores nothing and remembers no length."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, unwanted: Callable[[], bool] = lambda: False) -> None:
+        """`unwanted`: asked in every layer; once nobody wants the step any more, it is broken off by StepUnwanted."""
         super().__init__(layers=[])
         self._batch = batch
+        self._unwanted = unwanted
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions are passed explicitly
@@ -42,9 +49,11 @@ class PoolCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Write [1, heads, Q, dim] keys and values (latent attention: latents and rotated keys) into the pool.
 
         `kwargs["kwargs"]` is the dict that the layer hands to the attention function next: the batch travels in it.
-        Raises ModelUnsupported when a model passes none.
+        Raises ModelUnsupported when a model passes none, StepUnwanted.
         """
         context = kwargs.get("kwargs")
+        if self._unwanted():
+            raise StepUnwanted
         if context is None:
             raise ModelUnsupported("this model's attention passes no context to its cache", feature="cache.update")
         planes = self._batch.planes

@@ -3,14 +3,15 @@
     arrival order:  | running: hold KV, at most max_sequences ... | waiting: perhaps hold a matched prefix ... |
 
 Every running sequence is older than every waiting one. Under memory pressure an older sequence may take the blocks of
-the youngest, never the other way round: so the oldest always gets on, and nothing starves.
+the youngest, never the other way round: so the oldest always gets on, and nothing starves. Only who waits for the
+quota of its own tenant lets others pass, and takes blocks of that tenant alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from poolweave.errors import NotResident, OutOfBlocks, PoolweaveError
+from poolweave.errors import NotResident, OutOfBlocks, PoolweaveError, QuotaExceeded
 from poolweave.mempool import Blocks, MemPool
 from poolweave.serving.engine.config import EngineConfig
 from poolweave.serving.engine.sequence import Sequence
@@ -32,6 +33,7 @@ class Plan:
 
     chunks: dict[str, Chunk] = field(default_factory=dict)
     failed: list[tuple[Sequence, PoolweaveError]] = field(default_factory=list)
+    over_quota: set[bytes | int | None] = field(default_factory=set)  # who has no room of their own: see _payer
     budget: int = 0
 
 
@@ -72,9 +74,14 @@ class Batcher:
             self._schedule(plan, sequence, first=False)
         for sequence in [s for s in self.running if s.num_pending > 1]:
             self._schedule(plan, sequence, first=False)
-        while self.waiting and plan.budget > 0 and len(self.running) < self._config.max_sequences:
-            if not self._admit(plan):
+        at = 0
+        while at < len(self.waiting) and plan.budget > 0 and len(self.running) < self._config.max_sequences:
+            payer = self._payer(self.waiting[at])
+            if payer not in plan.over_quota and self._admit(plan, at):
+                continue
+            if payer not in plan.over_quota:
                 break
+            at += 1
         return plan
 
     def _schedule(self, plan: Plan, sequence: Sequence, *, first: bool) -> bool:
@@ -87,13 +94,13 @@ class Batcher:
         plan.budget -= num_tokens
         return True
 
-    def _admit(self, plan: Plan) -> bool:
-        """Move the first waiting sequence to the running ones with blocks for all its tokens, or leave it waiting."""
-        sequence = self.waiting.pop(0)
+    def _admit(self, plan: Plan, at: int) -> bool:
+        """Move a waiting sequence to the running ones with blocks for all its tokens, or leave it waiting."""
+        sequence = self.waiting.pop(at)
         self.running.append(sequence)
         if self._schedule(plan, sequence, first=True):
             return True
-        self.waiting.insert(0, self.running.pop())
+        self.waiting.insert(at, self.running.pop())
         return False
 
     def _grow(self, plan: Plan, sequence: Sequence) -> bool:
@@ -103,14 +110,17 @@ class Batcher:
             try:
                 self._make_resident(sequence)
                 if needed > len(sequence.blocks):
-                    sequence.blocks = sequence.blocks + self._pool.alloc(needed - len(sequence.blocks))
+                    sequence.blocks = sequence.blocks + self._pool.alloc(needed - len(sequence.blocks), ns=sequence.ns)
                 return True
             except OutOfBlocks as error:
-                if needed > self.capacity:
+                quota = error.limit if isinstance(error, QuotaExceeded) else None
+                if needed > (self.capacity if quota is None else quota):
                     plan.failed.append((sequence, error))
                     return False
-                victim = self._youngest_holder(than=sequence)
+                victim = self._youngest_holder(than=sequence, of_its_tenant=quota is not None)
                 if victim is None:
+                    if quota is not None:
+                        plan.over_quota.add(self._payer(sequence))
                     return False
                 self._preempt(victim)
 
@@ -123,14 +133,18 @@ class Batcher:
         except NotResident:
             self._pool.swap_in(sequence.blocks)
 
-    def _youngest_holder(self, than: Sequence) -> Sequence | None:
+    def _youngest_holder(self, than: Sequence, *, of_its_tenant: bool) -> Sequence | None:
         """The last to arrive that holds blocks and arrived after `than`."""
         for sequence in reversed([*self.running, *self.waiting]):
             if sequence is than:
                 return None
-            if len(sequence.blocks):
+            if len(sequence.blocks) and (not of_its_tenant or self._payer(sequence) == self._payer(than)):
                 return sequence
         return None
+
+    def _payer(self, sequence: Sequence) -> bytes | int | None:
+        """Whose quota pays for it; a namespace of which nobody told whose it is pays for itself."""
+        return self._pool.tenant(sequence.ns) or sequence.ns
 
     def _preempt(self, victim: Sequence) -> None:
         """Give back a sequence's blocks; it is computed again, answer so far included, when its turn comes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from poolweave.errors import InstanceClosed, LayoutMismatch, NotFinite, PoolweaveError, RequestRefused
 from poolweave.mempool import MemPool
 from poolweave.serving.engine.admission import refuse_impossible
-from poolweave.serving.engine.attention import PoolCache
+from poolweave.serving.engine.attention import PoolCache, StepUnwanted
 from poolweave.serving.engine.batch import Batch, Row
 from poolweave.serving.engine.batcher import Batcher, Chunk
 from poolweave.serving.engine.config import EngineConfig
@@ -20,20 +20,11 @@ from poolweave.serving.engine.hooks import HookCall
 from poolweave.serving.engine.models import LoadedModel
 from poolweave.serving.engine.planes import KVPlanes
 from poolweave.serving.engine.sampler import sample
-from poolweave.serving.engine.sequence import FinishReason, Sequence
+from poolweave.serving.engine.sequence import Emitted, FinishReason, Sequence
 from poolweave.serving.engine.stopping import Ending
 from poolweave.types import Tier
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """What a step did for one request: a new token, its end, or both."""
-
-    request_id: str
-    token: int | None
-    finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +143,10 @@ class TorchEngine:
         """The forward, then one token for each sequence all of whose tokens are now computed."""
         ready = [index for index, chunk in enumerate(chunks) if chunk.num_tokens == chunk.sequence.num_pending]
         batch = self._batch(chunks)
-        logits = self._forward(batch, ready)
+        try:
+            logits = self._forward(batch, ready, lambda: all(chunk.sequence.cancelled for chunk in chunks))
+        except StepUnwanted:
+            return []  # the next step tells that they ended
         failed = {call.request_id: call.error for call in batch.hooks if call.error is not None}
         for chunk in chunks:
             if chunk.sequence.request_id not in failed:
@@ -184,13 +178,13 @@ class TorchEngine:
             self._planes.zero_tails(*np.array(tails, dtype=np.int64).T)
         return Batch(rows, self._planes, hooks)
 
-    def _forward(self, batch: Batch, ready: list[int]) -> torch.Tensor:
-        """Logits [len(ready), vocab] after the last token of the rows `ready`."""
+    def _forward(self, batch: Batch, ready: list[int], unwanted: Callable[[], bool]) -> torch.Tensor:
+        """Logits [len(ready), vocab] after the last token of the rows `ready`. Raises StepUnwanted."""
         with torch.inference_mode():
             result = self._model.model(
                 input_ids=batch.input_ids,
                 position_ids=batch.positions,
-                cache=PoolCache(batch),
+                cache=PoolCache(batch, unwanted),
                 use_cache=True,
                 logits_to_keep=batch.last[ready],
             )

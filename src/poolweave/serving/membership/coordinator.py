@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poolweave.scheduler.membership import Membership, MembershipConfig
-from poolweave.scheduler.membership_messages import Admitted, Announce, Effect, Gone, Refused
+from poolweave.scheduler.membership_messages import Admitted, Announce, Effect, Gone, Heartbeat, Join, Refused
+from poolweave.serving.control.messages import Done
+from poolweave.serving.control.server import Caller, RpcServer
 from poolweave.serving.membership.wire import (
     Announced,
     Answer,
@@ -26,9 +28,7 @@ from poolweave.serving.membership.wire import (
     MemberRequest,
     Watch,
 )
-from poolweave.serving.messages import Done
-from poolweave.serving.rpc_server import Caller, RpcServer
-from poolweave.serving.service import run_process
+from poolweave.serving.process.service import run_process
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Coordinator:
         self._membership = Membership(config.membership, coordinator=epoch)
         self._server = RpcServer(config.listen, epoch, name="coordinator", accepts=MemberRequest, hello=Greet)
         self._watchers: list[tuple[Caller, float]] = []  # and until when
+        self._clients: dict[tuple[str, int], bytes] = {}  # by name and epoch: over which connection it was heard last
 
     @property
     def address(self) -> str:
@@ -63,7 +64,7 @@ class Coordinator:
         return 0
 
     def stop(self) -> None:
-        """Let `serve` return; safe in a signal handler."""
+        """Let `serve` return; from any thread."""
         self._server.stop()
 
     def close(self) -> None:
@@ -73,9 +74,9 @@ class Coordinator:
     def _handle(self, caller: Caller, request: Any) -> None:
         now = time.monotonic()
         if isinstance(request, AskJoin):
-            self._answer(caller, self._membership.join(request.join, now))
+            self._answer(caller, request.join, self._membership.join(request.join, now))
         elif isinstance(request, Beat):
-            self._answer(caller, self._membership.heartbeat(request.heartbeat, now))
+            self._answer(caller, request.heartbeat, self._membership.heartbeat(request.heartbeat, now))
         elif isinstance(request, Watch):
             self._watch(caller, request, now)
         else:
@@ -85,7 +86,7 @@ class Coordinator:
                 self._follow(self._membership.leave(request.name, request.epoch, now))
             caller.reply(Done())
 
-    def _answer(self, caller: Caller, effects: tuple[Effect, ...]) -> None:
+    def _answer(self, caller: Caller, message: Join | Heartbeat, effects: tuple[Effect, ...]) -> None:
         answer = Answer()
         for effect in effects:
             if isinstance(effect, Admitted):
@@ -94,6 +95,8 @@ class Coordinator:
                 answer = Answer(refused=effect)
         caller.reply(answer)
         self._follow(effects)
+        if answer.refused is None:
+            self._clients[message.name, message.epoch] = caller.client
 
     def _watch(self, caller: Caller, request: Watch, now: float) -> None:
         current = self._membership.configuration
@@ -106,6 +109,7 @@ class Coordinator:
         for effect in effects:
             if isinstance(effect, Gone):
                 logger.info("%s is gone: %s", effect.member.name, effect.why.value)
+                self._clients.pop((effect.member.name, effect.member.epoch), None)
             elif isinstance(effect, Announce):
                 watchers, self._watchers = self._watchers, []
                 for caller, _ in watchers:
@@ -121,6 +125,8 @@ class Coordinator:
 
     def _forget(self, client: bytes) -> None:
         self._watchers = [(caller, until) for caller, until in self._watchers if caller.client != client]
+        for name, epoch in [life for life, heard in self._clients.items() if heard == client]:
+            self._membership.hung_up(name, epoch, time.monotonic())
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,8 @@ from poolweave.errors import PeerLost, PoolweaveError
 from poolweave.scheduler.configuration import Configuration
 from poolweave.scheduler.membership import MembershipConfig
 from poolweave.scheduler.membership_messages import Admitted, Heartbeat, Join, Refused
+from poolweave.serving.control.client import RpcClient
+from poolweave.serving.control.messages import Done
 from poolweave.serving.membership.wire import (
     Announced,
     Answer,
@@ -20,8 +22,6 @@ from poolweave.serving.membership.wire import (
     Leave,
     Watch,
 )
-from poolweave.serving.messages import Done
-from poolweave.serving.rpc_client import RpcClient
 
 _SLACK_S = 2.0  # of a watch's answer
 R = TypeVar("R")

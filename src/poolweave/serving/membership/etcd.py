@@ -96,7 +96,10 @@ class EtcdRegistry:
         if not new and self._holder(result) != message.epoch:
             self._leases.pop(life).revoke()
             return Refused(
-                name=message.name, epoch=message.epoch, reason=Refusal.NAME_TAKEN, retry_after_s=self._config.suspect_s
+                name=message.name,
+                epoch=message.epoch,
+                reason=Refusal.NAME_TAKEN,
+                retry_after_s=self._config.heartbeat_s,  # its lease may end at any time: etcd sees no connection end
             )
         configuration = self._configuration()
         return Admitted(name=message.name, epoch=message.epoch, new=new, configuration=configuration)

@@ -9,6 +9,7 @@ from poolweave.errors import ConfigError
 from poolweave.scheduler.configuration import Configuration
 from poolweave.scheduler.membership import MembershipConfig
 from poolweave.scheduler.membership_messages import Admitted, Heartbeat, Join, Refused
+from poolweave.serving.control.endpoint import check_endpoint
 
 
 class Registry(Protocol):
@@ -37,7 +38,7 @@ class Registry(Protocol):
 def open_registry(url: str, config: MembershipConfig) -> Registry:
     """The registry at `tcp://HOST:PORT` or `ipc://PATH` (a coordinator), or `etcd://HOST:PORT/DEPLOYMENT` (etcd).
 
-    Does not connect yet. Raises ConfigError for another scheme, ModuleNotFoundError where etcd3gw is not installed.
+    Does not connect yet. Raises ConfigError for another scheme or no port, ModuleNotFoundError without etcd3gw.
     """
     scheme = url.partition("://")[0]
     if scheme not in _SHELLS:
@@ -50,6 +51,7 @@ def open_registry(url: str, config: MembershipConfig) -> Registry:
 def _embedded(url: str, config: MembershipConfig) -> Registry:
     from poolweave.serving.membership.coordinator_client import CoordinatorClient
 
+    check_endpoint(url, "registry", least_port=1)
     return CoordinatorClient(url, config)
 
 

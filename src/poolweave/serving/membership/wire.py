@@ -8,7 +8,7 @@ import msgspec
 
 from poolweave.scheduler.configuration import Configuration
 from poolweave.scheduler.membership_messages import Admitted, Heartbeat, Join, Refused
-from poolweave.serving.messages import Done, Failure
+from poolweave.serving.control.messages import Done, Failure
 
 
 class Greet(msgspec.Struct, frozen=True, tag=True):

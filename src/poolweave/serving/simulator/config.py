@@ -1,4 +1,4 @@
-"""What is simulated: instances, their device, the PD flow, faults. Values only."""
+"""What is simulated: instances, their device, the PD flow. Values only; what goes wrong: faults.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import enum
 from dataclasses import dataclass, field
 
 from poolweave.errors import ConfigError
-from poolweave.scheduler.cost_model import CostModel, Link
+from poolweave.scheduler.cost_model import CostModel, KVLink
 from poolweave.scheduler.membership import MembershipConfig
 from poolweave.scheduler.routes import SchedulerConfig
+from poolweave.serving.simulator.faults import Faults
 from poolweave.types import Role
 
 
@@ -32,11 +33,10 @@ class Flow(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One instance's engine: its times, its KV, and the way to the others."""
+    """One instance's engine: its times, and its KV's way to the others."""
 
     model: CostModel
-    link: Link
-    kv_bytes_per_token: int
+    kv_link: KVLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,31 +57,10 @@ class InstanceGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """`deaths`: (time, instance) SIGKILLs; each starts anew `restart_s` later, empty, under a new epoch.
-
-    `message_loss` of heartbeats and eviction events are lost, the others come up to `message_delay_s` late.
-    `coordinator_pauses`: (time, seconds) during which it is stopped.
-    """
-
-    deaths: tuple[tuple[float, str], ...] = ()
-    restart_s: float | None = 30.0  # None: stays dead
-    message_loss: float = 0.0
-    message_delay_s: float = 0.0
-    coordinator_pauses: tuple[tuple[float, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.message_loss < 1 or self.message_delay_s < 0:
-            raise ConfigError(
-                f"message_loss must be in [0, 1) and message_delay_s not negative, got {self}", setting="message_loss"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """`tells_evictions`: instances tell what they evict (KV events); otherwise the scheduler only guesses.
-
-    `horizon_s`: the end, whatever is unfinished then counts as such; None: when all is answered.
+    """`moves_kv`: prefixes are fetched from other instances where that is faster; the scheduler reckons with the
+    device's own link. `tells_evictions`: instances tell what they evict (KV events); otherwise the scheduler only
+    guesses. `horizon_s`: the end, whatever is unfinished then counts as such; None: when all is answered.
     """
 
     device: Device
@@ -90,6 +69,7 @@ class SimulationConfig:
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     flow: Flow = Flow.PD_CACHING_3
     faults: Faults = field(default_factory=Faults)
+    moves_kv: bool = False
     tells_evictions: bool = True
     horizon_s: float | None = None
     seed: int = 0
@@ -100,6 +80,15 @@ class SimulationConfig:
             raise ConfigError("nobody prefills: add a prefill or colocated group", setting="instances")
         if (Role.PREFILL in roles) != (Role.DECODE in roles):
             raise ConfigError("prefill and decode instances need each other: add the other group", setting="instances")
+        if self.scheduler.kv_link is not None:
+            raise ConfigError(
+                "the device has the link that KV moves over; set moves_kv to have it used", setting="kv_link"
+            )
+        for _, name in self.faults.deaths:
+            if name not in self.names:
+                raise ConfigError(
+                    f"{name!r} is to die but is none of {', '.join(self.names)}", setting="deaths", value=name
+                )
 
     @property
     def names(self) -> dict[str, InstanceGroup]:

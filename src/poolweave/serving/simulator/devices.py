@@ -1,9 +1,15 @@
-"""Devices from first principles, for simulations without a measurement. Measured ones: fit a cost model."""
+"""Devices that are simulated: measured ones, and one from first principles."""
 
 from __future__ import annotations
 
-from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep, Link
+from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep, KVLink, Link
+from poolweave.serving.calibration.calibration import Calibration
 from poolweave.serving.simulator.config import Device
+
+
+def calibrated(found: Calibration) -> Device:
+    """The device that was measured; its instances are on one machine."""
+    return Device(model=found.cost, kv_link=found.kv_link)
 
 
 def llama2_13b_on_two_h800() -> Device:
@@ -27,6 +33,5 @@ def llama2_13b_on_two_h800() -> Device:
                 per_kv_token_s=kv_bytes / bandwidth,
             ),
         ),
-        link=Link(bytes_per_s=40e9, latency_s=1e-3, per_call_s=5e-6),
-        kv_bytes_per_token=kv_bytes,
+        kv_link=KVLink(link=Link(bytes_per_s=40e9, latency_s=1e-3, per_call_s=5e-6), bytes_per_token=kv_bytes),
     )

@@ -1,7 +1,8 @@
 """Runs a trace against the real scheduler and membership code, under a virtual clock. Source: MemServe §8.
 
-The agenda's time is the only clock; all randomness comes from the seed: the same configuration and trace give the
-same report. An event is an arrival, the end of a prefill, a transfer or a decode, a heartbeat, or a fault.
+The fleet's time is the only clock; all randomness comes from the seed: the same configuration and trace give the
+same report. An event is an arrival, the end of a prefill, a transfer or a decode, a heartbeat, or a fault. Instances
+and the clock are native; whatever the scheduler, its policies and its cost model decide is asked of them.
 """
 
 from __future__ import annotations
@@ -11,19 +12,27 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from poolweave.errors import NoInstance
 from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.scheduler.prompt_tree import Source
-from poolweave.scheduler.routes import Prompt, Replication
+from poolweave.scheduler.routes import Prompt, Route
+from poolweave.serving.simulator._native import SimulatedFleet
 from poolweave.serving.simulator.agenda import Agenda
 from poolweave.serving.simulator.config import Flow, SimulationConfig
 from poolweave.serving.simulator.control_plane import ControlPlane
-from poolweave.serving.simulator.instance import Job, SimulatedInstance
+from poolweave.serving.simulator.park import Park
 from poolweave.serving.simulator.report import SimulationReport, Spread
-from poolweave.serving.simulator.traces import Trace, TraceRequest
-from poolweave.types import Role, UInt64Array
+from poolweave.serving.simulator.traces import Trace
+from poolweave.types import UInt64Array
 
 _RETRY_S = 1.0  # nobody accepts work: ask again
+
+
+class _Attempt(msgspec.Struct, frozen=True, eq=False):
+    number: int  # of the request
+    route: Route
 
 
 class Simulation:
@@ -31,51 +40,76 @@ class Simulation:
 
     def __init__(self, config: SimulationConfig, trace: Trace, answered: Callable[[], None] | None = None) -> None:
         self.config = config
-        self._answered = answered
-        self._groups = config.names
         self.trace = trace
-        self.agenda = Agenda()
-        self._returns = config.flow is Flow.PD_CACHING_3
-        scheduling = replace(config.scheduler, block_tokens=trace.block_tokens, returns_answers=self._returns)
-        self.scheduler = GlobalScheduler(config.device.model, scheduling, clock=lambda: self.agenda.now)
+        self._answered = answered
+        self._park = Park(config, trace)
+        self._fleet = self._park.fleet
+        self.agenda = Agenda(self._fleet)
+        scheduling = replace(
+            config.scheduler, block_tokens=trace.block_tokens, returns_answers=config.flow is Flow.PD_CACHING_3,
+            kv_link=config.device.kv_link if config.moves_kv else None,
+        )  # fmt: skip
+        self.scheduler = GlobalScheduler(config.device.model, scheduling, clock=self._fleet.now)
         self._control = ControlPlane(config, self.agenda, self.scheduler, self)
-        self._instances: dict[str, SimulatedInstance] = {}
-        self._past: list[SimulatedInstance] = []
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, int] = {}  # by request id, while in flight
+        self._attempts: list[_Attempt] = []  # by job
         self._turns: dict[str, deque[int]] = defaultdict(deque)  # requests of a session that wait for the one before
         self._talking: set[str] = set()
-        self._attempts: dict[int, int] = {}
         self._sent: dict[int, float] = {}  # a turn is sent when the answer before it is there
         self._ttft: dict[int, float] = {}
         self._jct: dict[int, float] = {}
         self._cached_tokens = 0
         self._prefilled_tokens = 0
         self._retried = 0
-        self._moved_bytes = 0
 
     def run(self) -> SimulationReport:
         """Play the trace to its end, or to the horizon."""
         self._control.begin()
-        self.agenda.each([request.arrival_s for request in self.trace.requests], self._arrive)
-        horizon = self.config.horizon_s
-        total = len(self.trace.requests)
-
-        def over() -> bool:
-            return len(self._jct) == total or (horizon is not None and self.agenda.now >= horizon)
-
+        self._fleet.arrivals([request.arrival_s for request in self.trace.requests])
         # A run makes no reference cycles, but millions of objects that the collector would walk again and again.
         collecting = gc.isenabled()
         gc.disable()
         try:
-            events = self.agenda.run(over)
+            self._play()
         finally:
             if collecting:
                 gc.enable()
-        return self._report(events)
+        return self._report()
+
+    def _play(self) -> None:
+        """Answer the fleet's questions and hear its news until all is answered."""
+        model, link, tell = self.config.device.model, self.config.device.kv_link.link, self._fleet.next
+        prefill_time, step_time, transfer_time = (
+            SimulatedFleet.PREFILL_TIME,
+            SimulatedFleet.STEP_TIME,
+            SimulatedFleet.TRANSFER_TIME,
+        )
+        hear: dict[int, Callable[[int, int, UInt64Array | None], None]] = {
+            SimulatedFleet.CALL: lambda mark, _b, _gone: self.agenda.happen(mark),
+            SimulatedFleet.ARRIVED: self._arrive,
+            SimulatedFleet.PREFILLED: self._prefilled,
+            SimulatedFleet.FINISHED: self._finished,
+            SimulatedFleet.HAND_OVER_FAILED: self._hand_over_failed,
+            SimulatedFleet.RETURNED: self._returned,
+            SimulatedFleet.REPLICATED: self._replicated,
+        }
+        jct, total, answer = self._jct, len(self.trace.requests), 0.0
+        while len(jct) < total:
+            news, a, b, gone = tell(answer)
+            if news == step_time:
+                answer = model.decode_step_s(a, b)
+            elif news == prefill_time:
+                answer = model.prefill_s(a, b)
+            elif news == transfer_time:
+                answer = link.seconds(a, b)
+            elif news == SimulatedFleet.DONE:
+                return
+            else:
+                hear[news](a, b, gone)
 
     # --- requests ----------------------------------------------------------------------------------------
 
-    def _arrive(self, number: int) -> None:
+    def _arrive(self, number: int, _b: int, _gone: UInt64Array | None) -> None:
         session = self.trace.requests[number].session
         if session is not None:
             if session in self._talking:
@@ -86,9 +120,8 @@ class Simulation:
 
     def _place(self, number: int) -> None:
         request = self.trace.requests[number]
-        attempt = self._attempts[number] = self._attempts.get(number, 0) + 1
-        self._sent.setdefault(number, self.agenda.now)
-        request_id = f"{number}.{attempt}"
+        self._sent.setdefault(number, self._fleet.now())
+        request_id = f"{number}.{len(self._attempts)}"
         prompt = Prompt(
             keys=request.keys,
             num_tokens=request.num_tokens,
@@ -101,87 +134,39 @@ class Simulation:
         except NoInstance:
             self.agenda.after(_RETRY_S, self._place, number)
             return
-        job = self._jobs[request_id] = Job(number, request, route)
         if route.replicate is not None:
-            self._replicate(request, route.replicate)
-        self._instances[route.prefill].prefill(job)
+            self._park.replicate(number, route.replicate)
+        self._jobs[request_id] = self._park.start(number, route)
+        self._attempts.append(_Attempt(number, route))
 
-    # --- what instances tell (Outcomes) ------------------------------------------------------------------
+    # --- what the fleet tells ----------------------------------------------------------------------------
 
-    def fetch(self, job: Job) -> tuple[int, float]:
-        """Tokens that could be pulled, and the time that took."""
-        wanted = job.route.fetch
-        source = None if wanted is None else self._instances.get(wanted.source)
-        if wanted is None or source is None or not source.alive:
-            return 0, 0.0
-        blocks = wanted.tokens // self.trace.block_tokens
-        held = source.cache.match(job.request, blocks)
-        missing = held - self._instances[job.route.prefill].cache.match(job.request, held)
-        if missing <= 0:
-            return 0, 0.0
-        return held * self.trace.block_tokens, self._send(source, missing * self.trace.block_tokens) - self.agenda.now
+    def _prefilled(self, job: int, cached_tokens: int, gone: UInt64Array | None) -> None:
+        attempt = self._attempts[job]
+        number, route = attempt.number, attempt.route
+        if number not in self._ttft:
+            self._ttft[number] = self._fleet.now() - self._sent[number]
+        self._cached_tokens += cached_tokens
+        self._prefilled_tokens += self.trace.requests[number].num_tokens
+        if gone is not None:
+            self._evicted(route.prefill, gone)
+        self.scheduler.prefilled(route.request_id)
 
-    def prefill_done(self, job: Job) -> None:
-        request = job.request
-        self._ttft.setdefault(job.number, self.agenda.now - self._sent[job.number])
-        self._cached_tokens += job.cached_tokens
-        self._prefilled_tokens += request.num_tokens
-        at = self._instances[job.route.prefill]
-        if self.config.flow.prefill_keeps:
-            at.keep(request, len(request.keys))
-        self.scheduler.prefilled(job.route.request_id)
-        if request.output_tokens == 1:
-            self._finish(job)
-        elif job.route.decode is None:
-            at.decode(job)
-        else:
-            self._hand_over(job, at, self._instances[job.route.decode])
+    def _hand_over_failed(self, job: int, _b: int, _gone: UInt64Array | None) -> None:
+        request_id = self._attempts[job].route.request_id
+        self.scheduler.failed(request_id)
+        self.lost([request_id])
 
-    def decode_done(self, job: Job) -> None:
-        self._finish(job)
-
-    def evicted(self, name: str, keys: UInt64Array) -> None:
-        if self.config.tells_evictions:
-            self._control.send(self._told_eviction, name, keys)
-
-    # --- the way of a request ----------------------------------------------------------------------------
-
-    def _hand_over(self, job: Job, source: SimulatedInstance, target: SimulatedInstance) -> None:
-        tokens = job.request.num_tokens
-        if self.config.flow.decode_keeps:
-            tokens -= target.cache.match(job.request, len(job.request.keys)) * self.trace.block_tokens
-        self.agenda.at(self._send(source, tokens), self._handed_over, job, source, target)
-
-    def _handed_over(self, job: Job, source: SimulatedInstance, target: SimulatedInstance) -> None:
-        if job.over:
-            return
-        if not target.alive:
-            return  # the membership will find out
-        if source.alive:
-            target.decode(job)
-        else:  # the pull failed: its lease tells before the membership does
-            self.scheduler.failed(job.route.request_id)
-            self.lost([job.route.request_id])
-
-    def _finish(self, job: Job) -> None:
-        request, route = job.request, job.route
+    def _finished(self, job: int, _b: int, gone: UInt64Array | None) -> None:
+        attempt = self._attempts[job]
+        number, route = attempt.number, attempt.route
+        request = self.trace.requests[number]
         del self._jobs[route.request_id]
-        job.over = True
-        self._jct[job.number] = self.agenda.now - self._sent[job.number]
+        self._jct[number] = self._fleet.now() - self._sent[number]
         if self._answered is not None:
             self._answered()
-        flow = self.config.flow
-        at = self._instances[route.prefill if route.decode is None else route.decode]
-        if route.decode is not None:
-            keeps = flow.decode_keeps
-        else:  # the prompt was kept when it was prefilled
-            keeps = flow.prefill_keeps and len(request.answer_keys) > len(request.keys)
-        if keeps:
-            at.keep(request, len(request.answer_keys))
-        if route.decode is not None and self._returns:
-            back = self._instances.get(route.prefill)
-            if back is not None and back.alive:
-                self.agenda.at(self._send(at, request.output_tokens), self._returned, back, request)
+        if gone is not None:
+            self._evicted(route.decode or route.prefill, gone)
         self.scheduler.finished_keys(route.request_id, request.answer_keys)
         if request.session is not None:
             waiting = self._turns[request.session]
@@ -190,59 +175,46 @@ class Simulation:
             else:
                 self._talking.discard(request.session)
 
-    def _returned(self, at: SimulatedInstance, request: TraceRequest) -> None:
-        if at.alive:
-            at.keep(request, len(request.answer_keys))
+    def _returned(self, seat: int, _b: int, gone: UInt64Array | None) -> None:
+        if gone is not None:
+            self._evicted(self._park.names[seat], gone)
 
-    def _replicate(self, request: TraceRequest, wanted: Replication) -> None:
-        source, target = self._instances[wanted.source], self._instances[wanted.target]
-        blocks = wanted.tokens // self.trace.block_tokens
-        if source.alive:
-            self.agenda.at(self._send(source, wanted.tokens), self._replicated, target, request, blocks)
+    def _replicated(self, number: int, _b: int, _gone: UInt64Array | None) -> None:
+        replica = self._park.arrived_replica(number)
+        if replica.name not in self.scheduler.fleet.slots:
+            return
+        gone = self._park.keep(replica)
+        if gone is not None:
+            self._evicted(replica.name, gone)
+        keys = self.trace.requests[replica.number].keys[: replica.blocks]
+        self.scheduler.holdings.learned(replica.name, keys, Source.RESPONSE)
 
-    def _replicated(self, target: SimulatedInstance, request: TraceRequest, blocks: int) -> None:
-        if target.alive and target.name in self.scheduler.fleet.slots:
-            target.keep(request, blocks)
-            self.scheduler.holdings.learned(target.name, request.keys[:blocks], Source.RESPONSE)
-
-    def _send(self, source: SimulatedInstance, tokens: int) -> float:
-        nbytes = max(tokens, 0) * self.config.device.kv_bytes_per_token
-        self._moved_bytes += nbytes
-        return source.send_s(nbytes, -(-tokens // self.trace.block_tokens))
+    def _evicted(self, name: str, keys: UInt64Array) -> None:
+        if self.config.tells_evictions:
+            self._control.send(self._told_eviction, name, keys)
 
     def _told_eviction(self, name: str, keys: UInt64Array) -> None:
         if name in self.scheduler.fleet.slots:
             self.scheduler.holdings.taken_back(name, keys)
 
-    # --- instances ---------------------------------------------------------------------------------------
+    # --- instances (Lives) -------------------------------------------------------------------------------
 
     def begin_life(self, name: str) -> None:
-        """A new life of this instance, empty. What its last life had in hand comes back by the membership."""
-        old = self._instances.get(name)
-        if old is not None:
-            self._past.append(old)
-        group = self._groups[name]
-        self._instances[name] = SimulatedInstance(
-            name, group, self.config.device, self.agenda, self, self.trace.block_tokens
-        )
+        self._park.begin_life(name)
 
     def end_life(self, name: str) -> None:
-        """Silently: what is sent to it is lost until its lease has run out."""
-        self._instances[name].die()
+        self._park.end_life(name)
 
     def lost(self, request_ids: Iterable[str]) -> None:
         """Their instances are gone: make each again."""
         for request_id in request_ids:
             job = self._jobs.pop(request_id)
-            job.over = True
+            self._fleet.give_up(job)
             self._retried += 1
-            self._place(job.number)
+            self._place(self._attempts[job].number)
 
-    def _report(self, events: int) -> SimulationReport:
-        busy: dict[str, float] = defaultdict(float)
-        for instance in (*self._past, *self._instances.values()):
-            if instance.group.role is not Role.DECODE:
-                busy[instance.name] += instance.busy_s
+    def _report(self) -> SimulationReport:
+        busy = self._park.busy_s()
         mean = sum(busy.values()) / len(busy)
         gaps = [
             (self._jct[n] - self._ttft[n]) / (self.trace.requests[n].output_tokens - 1)
@@ -262,9 +234,9 @@ class Simulation:
             hit_ratio=self._cached_tokens / self._prefilled_tokens if self._prefilled_tokens else 0.0,
             believed_hit_ratio=self.scheduler.stats().hit_ratio,
             balance=max(busy.values()) / mean if mean else 1.0,
-            moved_bytes=self._moved_bytes,
-            simulated_s=self.agenda.now,
-            events=events,
+            moved_bytes=self._fleet.moved_bytes,
+            simulated_s=self._fleet.now(),
+            events=self._fleet.events,
             expired_members=self._control.expired,
         )
 

@@ -87,21 +87,25 @@ def load_sharegpt(path: Path, seed: int = 0) -> Trace:
     return in_order("sharegpt", _BLOCK, requests)
 
 
-def load_loogle(path: Path, seed: int = 0, *, copies: int = 1, turns: int = 2) -> Trace:
+def load_loogle(path: Path, seed: int = 0, *, copies: int = 1, turns: int = 2, share: float = 1.0) -> Trace:
     """LooGLE long-dependency QA: a document, then one of its questions; a session asks `turns` of them.
 
-    The file has five documents: `copies` makes up as many others of each length. All arrive at 0, interleaved.
+    The file has five documents: `copies` makes up as many others of each length. Its beginning, `share` of it, is
+    common to all sessions about it, the rest a session's own. All arrive at 0, interleaved.
     """
     source, rounds = TokenSource(_BLOCK), []
     for line in _lines(path):
         record = json.loads(line)
         for copy in range(copies):
             title = f"loogle-{seed}-{record['title']}-{copy}"
-            document = source.tokens(title, int(record["doc_tokens_qwen"]))
+            length = int(record["doc_tokens_qwen"])
+            common = source.tokens(title, round(length * share))
             for i, qa in enumerate(record["qa"]):
+                session = f"{title}-{i // turns}"
+                document = [common, source.tokens(f"{session}-own", length - len(common))]
                 question = source.tokens(f"{title}-{i}", max(int(qa["q_tokens"]), 1))
                 answer = source.tokens(f"{title}-{i}-answer", max(int(qa["a_tokens"]), 1))
-                rounds.append((i, source.request(0.0, [document, question], answer, f"{title}-{i // turns}")))
+                rounds.append((i, source.request(0.0, [*document, question], answer, session)))
     ordered = tuple(request for _, request in sorted(rounds, key=lambda r: r[0]))
     return Trace(name="loogle", block_tokens=_BLOCK, requests=ordered)
 
@@ -132,15 +136,15 @@ TRACES: Mapping[str, Callable[[Path], Trace]] = {
 }
 
 
-def load_trace(kind: str, path: str | Path) -> Trace:
-    """The trace of this kind (see TRACES) in a file. Raises ConfigError for unknown kinds, for files that are missing
-    and for those that hold something else."""
+def load_trace(kind: str, path: str | Path, load: Callable[[Path], Trace] | None = None) -> Trace:
+    """The trace of this kind (see TRACES) in a file, as `load` reads it if given. Raises ConfigError for unknown kinds,
+    for files that are missing and for those that hold something else."""
     if kind not in TRACES:
         raise ConfigError(f"trace kind {kind!r} is none of {', '.join(TRACES)}", setting="trace", value=kind)
     if not Path(path).is_file():
         raise ConfigError(f"there is no trace file {path}", setting="trace", value=str(path))
     try:
-        return TRACES[kind](Path(path))
+        return (load or TRACES[kind])(Path(path))
     except (KeyError, ValueError, TypeError, OSError, EOFError, lzma.LZMAError) as error:
         raise ConfigError(
             f"{path} cannot be read as a trace of kind {kind}: {type(error).__name__}: {error}; kinds are "

@@ -6,6 +6,7 @@ files: trace_files.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -65,8 +66,10 @@ class Trace:
 
     def at_rate(self, per_s: float, seed: int = 0) -> Trace:
         """The same requests in the same order with Poisson arrivals, `per_s` in the mean."""
-        if per_s <= 0:
+        if not 0 < per_s < math.inf:
             raise ConfigError(f"a rate must be positive, got {per_s}", setting="rate", value=per_s)
+        if seed < 0:
+            raise ConfigError(f"a seed must not be negative, got {seed}", setting="seed", value=seed)
         gaps = np.random.default_rng(seed).exponential(1 / per_s, len(self.requests))
         arrivals = np.cumsum(gaps).tolist()
         moved = tuple(replace(r, arrival_s=at) for r, at in zip(self.requests, arrivals, strict=True))

@@ -1,0 +1,1 @@
+"""The control protocol between the door or a coordinator and instances: messages, and both sides' sockets."""

@@ -1,0 +1,1 @@
+"""CrossPool's decode engine as an instance behind serving's protocol."""

@@ -1,0 +1,1 @@
+"""`poolweave doctor`: what is active on this machine, what is not, and the fix for each."""

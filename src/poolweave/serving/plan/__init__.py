@@ -1,0 +1,1 @@
+"""`poolweave plan`: its settings file and its picture."""

@@ -1,0 +1,1 @@
+"""A pool in a process of its own, and what engines say to it."""

@@ -1,0 +1,1 @@
+"""Services as operating-system processes: started, told their settings, watched and ended."""
