@@ -118,10 +118,10 @@ class Membership:
         if lease is not None:
             unheard_s = self._observed_s - lease.heard_s
             if lease.connected and unheard_s < self.config.suspect_s:
-                return self._refuse(message, Refusal.NAME_TAKEN, self.config.suspect_s - unheard_s)
+                return self._refuse(message, Refusal.NAME_TAKEN)
             effects = (self._end(message.name, Departure.REPLACED),)
         elif len(self._leases) >= self.config.max_members:
-            return self._refuse(message, Refusal.FULL, self.config.ttl_s)
+            return self._refuse(message, Refusal.FULL)
         member = Member(name=message.name, epoch=message.epoch, role=message.role, addresses=message.addresses)
         self._leases[message.name] = _Lease(member, self._observed_s, message.sequence)
         announced = self._announce()
@@ -251,8 +251,9 @@ class Membership:
     def _admitted(self, message: Join, *, new: bool) -> Admitted:
         return Admitted(name=message.name, epoch=message.epoch, new=new, configuration=self.configuration)
 
-    def _refuse(
-        self, message: Join | Heartbeat, reason: Refusal, retry_after_s: float | None = None
-    ) -> tuple[Effect, ...]:
+    def _refuse(self, message: Join | Heartbeat, reason: Refusal) -> tuple[Effect, ...]:
         self._counts.refused += 1
+        # A name or a place is free as soon as a connection ends or somebody leaves, long before a lease does.
+        waits = reason in (Refusal.NAME_TAKEN, Refusal.FULL)
+        retry_after_s = self.config.heartbeat_s if waits else None
         return (Refused(name=message.name, epoch=message.epoch, reason=reason, retry_after_s=retry_after_s),)

@@ -182,7 +182,7 @@ def test_live_name_is_not_taken_over() -> None:
     membership = Membership(CONFIG)
     membership.join(join("a", epoch=1), 0.0)
     (refused,) = membership.join(join("a", epoch=2), 1.0)
-    assert refused == Refused(name="a", epoch=2, reason=Refusal.NAME_TAKEN, retry_after_s=3.5)
+    assert refused == Refused(name="a", epoch=2, reason=Refusal.NAME_TAKEN, retry_after_s=CONFIG.heartbeat_s)
     membership.heartbeat(beat("a", 1), 2.0)
     run(membership, 2.0, 6.5)
     effects = membership.join(join("a", epoch=2), 6.5)
