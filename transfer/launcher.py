@@ -66,6 +66,10 @@ class Launcher:
             growth=growth,
         )
 
+    def hash_now(self, offer: OpenOffer) -> None:
+        """Make the checksums that were left to be made while the blocks are pulled."""
+        offer.growth, offer.checksums = None, self._sums(offer.shipment, offer.loan)
+
     def launch(self, peer: Peer, offer: OpenOffer) -> bool:
         """Open the lease of an admitted offer and send it. False when the connection turned out to be gone: then
         nothing of it is open, and it waits for the next one.

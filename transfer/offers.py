@@ -67,6 +67,11 @@ class OpenOffer(msgspec.Struct, eq=False):
     route: object = None  # the Peer it was made for: a name may be connected anew meanwhile
     growth: Growth | None = None  # of a growing offer
 
+    @property
+    def is_hashed_late(self) -> bool:
+        """Its blocks are sealed, and it grows all the same: stretch by stretch, as their checksums are made."""
+        return self.growth is not None and not self.shipment.growing
+
     def extents(self, memory: OwnMemory, step: int) -> Extents:
         """The runs of all blocks, or of what a growing offer's step moves."""
         if not step:

@@ -101,16 +101,28 @@ class Sender:
                 at_once = self._book.has_room(peer.name, len(loan.blocks) * self._home.memory.block_bytes)
             offer = self._launcher.prepare(peer, shipment, loan, priority, at_once=at_once)
             offer.transfer._carried = self, offer
-            with self._lock:
-                self._require_known(peer)
-                self._book.add(offer)
-                launched = self._send_waiting(peer)
+            launched = self._enter(peer, offer)
+            if launched is None:
+                self._launcher.hash_now(offer)
+                launched = self._enter(peer, offer)
+                assert launched is not None
         except BaseException:
             self._store.give_back(loan)
             raise
         self._loop.wake_by(offer.deadline)
         self._follow_up(peer, launched)
         return offer.transfer
+
+    def _enter(self, peer: Peer, offer: OpenOffer) -> list[Launched] | None:
+        """Queue the offer and send what may go. None, and nothing is queued, when others took the place of one that is
+        hashed while it goes: on the loop's thread, to which its turn may fall, that would hold up everybody.
+        """
+        with self._lock:
+            self._require_known(peer)
+            if offer.is_hashed_late and not self._book.has_room(peer.name, offer.nbytes):
+                return None
+            self._book.add(offer)
+            return self._send_waiting(peer)
 
     def cancel(self, offer: OpenOffer) -> bool:
         """End it as if it failed. False when it had ended before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,37 @@ def test_many_sealed_blocks_that_must_wait_are_hashed_before(world: World) -> No
     assert waiting.result(60).steps == 1
     with b.engine.receive(b"2", 60) as got:
         assert same_kv(a, second.blocks, b, got.blocks)
+    b.engine.receive(b"1", 60).close()
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_many_sealed_blocks_whose_place_was_taken_meanwhile_are_not_hashed_by_the_loop(world: World) -> None:
+    a, b = world.pair(layout=LAYOUT, max_in_flight_bytes=1)
+    a.engine.offer(b.name, a.shipment(1)).result(60)
+    quick = unsealed(a, 1, tag=b"1")
+    growing: list[Any] = []
+    launcher = a.engine._sender._launcher
+    prepare, of_loan = launcher.prepare, launcher._checksums.of_loan
+    hashing: set[str] = set()
+
+    def overtaken(*args: Any, **more: Any) -> Any:
+        launcher.prepare = prepare
+        offer = prepare(*args, **more)
+        growing.append(a.engine.offer(b.name, quick))
+        return offer
+
+    def watched(*args: Any) -> Any:
+        hashing.add(threading.current_thread().name)
+        return of_loan(*args)
+
+    launcher.prepare, launcher._checksums.of_loan = overtaken, watched
+    slow = a.shipment(5, seed=1, tag=b"2")
+    waiting = a.engine.offer(b.name, slow)
+    grow(a, quick, growing[0], 4)
+    assert waiting.result(60).steps == 1
+    assert hashing == {threading.current_thread().name}
+    with b.engine.receive(b"2", 60) as got:
+        assert same_kv(a, slow.blocks, b, got.blocks)
     b.engine.receive(b"1", 60).close()
 
 
