@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _MOST_KEPT = 64  # transfers; a later one counts as much as an earlier one, and older ones are forgotten
+_SUBSETS = [list(used) for size in (1, 2, 3) for used in itertools.combinations(range(3), size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +56,18 @@ class CostMeter:
 
 
 def _fit(seen: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> TransferCosts:
-    work, seconds = seen[:, :3] / seen[:, 3:], np.ones(len(seen))  # relative errors count alike, small and large
+    """From the normal equations, which are of three costs, however many transfers there are."""
+    work = seen[:, :3] / seen[:, 3:]  # relative errors count alike, small and large
+    scale = np.sqrt((work**2).sum(axis=0))
+    scale[scale == 0] = 1.0
+    work /= scale
+    squares, products = work.T @ work, work.sum(axis=0)
     best, best_error = np.zeros(3), np.inf
-    for used in itertools.chain.from_iterable(itertools.combinations(range(3), size) for size in (1, 2, 3)):
-        found, *_ = np.linalg.lstsq(work[:, used], seconds, rcond=None)
-        error = float(((work[:, used] @ found - seconds) ** 2).sum())
+    for used in _SUBSETS:
+        found, *_ = np.linalg.lstsq(squares[used][:, used], products[used], rcond=None)
+        error = float(((work[:, used] @ found - 1.0) ** 2).sum())
         if (found >= 0).all() and error < best_error * (1 - 1e-9):
             best, best_error = np.zeros(3), error
-            best[list(used)] = found
-    per_step_s, per_call_s, per_byte_s = best.tolist()
+            best[used] = found
+    per_step_s, per_call_s, per_byte_s = (best / scale).tolist()
     return TransferCosts(per_step_s=per_step_s, per_call_s=per_call_s, per_byte_s=per_byte_s)

@@ -17,7 +17,7 @@ from poolweave.transfer.layout import KVLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """KV of `num_blocks` blocks that is computed in `layer_s` a layer. `tell_s`: what the sender spends on a step."""
+    """KV of `num_blocks` blocks, computed in `layer_s` a layer. `tell_s`: for how long a step holds computing up."""
 
     layout: KVLayout
     num_blocks: int

@@ -53,7 +53,12 @@ class Learned:
     """Costs seen so far over one transport."""
 
     meter: CostMeter = field(default_factory=CostMeter)
-    tell_s: list[float] = field(default_factory=list)
+    steps: int = 0
+    held_up_s: float = 0.0  # the next layers, by all these steps: a device computes on beside the telling
+
+    @property
+    def tell_s(self) -> float:
+        return self.held_up_s / self.steps if self.steps else 0.0
 
 
 @dataclass(slots=True)
@@ -140,11 +145,11 @@ class _Instance:
             at += self._layer_s
             _sleep_until(at)
             if transfer is not None and (layer % step == 0 or layer == self._layers):
-                began = time.perf_counter()
                 self._pool.seal(blocks, range(sealed, layer))
                 if layer < self._layers:
                     transfer.ready(layer)
-                    self._learned.tell_s.append(time.perf_counter() - began)
+                    self._learned.steps += 1
+                    self._learned.held_up_s += max(0.0, time.perf_counter() - at - self._layer_s)
                 sealed = layer
         computed = time.perf_counter()
         if transfer is None:
@@ -170,8 +175,9 @@ class _Instance:
             return self._layers
         if not self._mode.auto:
             return 1
-        tell_s = statistics.median(self._learned.tell_s) if self._learned.tell_s else 0.0
-        work = LayerWork(layout=self._pool.layout, num_blocks=self._num_blocks, layer_s=self._layer_s, tell_s=tell_s)
+        work = LayerWork(
+            layout=self._pool.layout, num_blocks=self._num_blocks, layer_s=self._layer_s, tell_s=self._learned.tell_s
+        )
         return layers_per_step(work, self._learned.meter.costs())
 
 
