@@ -7,7 +7,7 @@ import threading
 from poolweave.errors import ConfigError, InstanceClosed
 from poolweave.mempool.catalogue import Catalogue
 from poolweave.mempool.store import PoolStore
-from poolweave.transfer import TransferConfig, TransferEngine, TransferStats
+from poolweave.transfer import Payer, TransferConfig, TransferEngine, TransferStats
 from poolweave.types import Int32Array, UInt64Array
 
 
@@ -50,7 +50,12 @@ class Links:
                 f"{len(tokens)} tokens lie in {needed} blocks, got {len(blocks)}",
                 setting="blocks", value=len(blocks), limit=needed,
             )  # fmt: skip
-        return tokens, self._catalogue.digest(ns), self._catalogue.tenant_digest(ns)
+        payer = self.payer(ns)
+        return tokens, payer.identity, payer.tenant
+
+    def payer(self, ns: int | None) -> Payer:
+        """Whose quota pays at a peer. Raises ConfigError for a namespace that namespace() did not give."""
+        return Payer(self._catalogue.digest(ns), self._catalogue.tenant_digest(ns))
 
     def whole(self, blocks: UInt64Array, num_tokens: int | None) -> int:
         """`num_tokens`, or all that fit the blocks. Raises ConfigError when they do not end in the last block."""

@@ -88,6 +88,12 @@ class PoolTransfers(PoolParts):
         """Nobody will receive `tag`: its blocks are freed, now or when it arrives within a lease. Does not wait."""
         self._links.engine.discard(tag)
 
-    def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
-        """Set blocks aside at `peer` for one transfer's `dst`; unused ones go back there when the lease ends."""
-        return self._links.engine.reserve(peer, num_blocks, tier, timeout)
+    def reserve(
+        self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0, ns: int | None = None
+    ) -> Reservation:
+        """Set blocks aside at `peer` for one transfer's `dst`; unused ones go back there when the lease ends.
+
+        The tenant of `ns` pays for them there, whatever they are used for. Raises OutOfBlocks or QuotaExceeded with
+        the peer's figures, TransferTimeout, PeerLost, UnknownPeer, ConfigError.
+        """
+        return self._links.engine.reserve(peer, num_blocks, tier, timeout, self._links.payer(ns))

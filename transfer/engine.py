@@ -23,11 +23,13 @@ from poolweave.transfer.sender import Sender
 from poolweave.transfer.sender_settings import SenderSettings
 from poolweave.transfer.shipment import Arrival, Reservation, Shipment, Transfer, require_bytes
 from poolweave.transfer.stats import TransferStats
-from poolweave.transfer.store import BlockStore
+from poolweave.transfer.store import BlockStore, Payer
 from poolweave.transfer.tls import Tls
 from poolweave.transfer.transport import Home, Limits, Transport
 from poolweave.transfer.transports import TRANSPORTS
 from poolweave.types import Tier, require_timeout
+
+_NOBODY = Payer()
 
 
 class TransferEngine:
@@ -163,13 +165,15 @@ class TransferEngine:
         require_timeout(timeout)
         return Arriving(self._receiver.assembler, self._receiver.assembler.follow(tag, timeout))
 
-    def reserve(self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0) -> Reservation:
+    def reserve(
+        self, peer: str, num_blocks: int, tier: Tier = Tier.HBM, timeout: float = 5.0, payer: Payer = _NOBODY
+    ) -> Reservation:
         """Set blocks aside at `peer` for one transfer's `dst`; they go back there after `lease_s`.
 
         Raises OutOfBlocks (the peer's figures), TransferTimeout, PeerLost, UnknownPeer, ConfigError.
         """
         require_timeout(timeout)
-        return self._sender.reserve(peer, num_blocks, tier, timeout)
+        return self._sender.reserve(peer, num_blocks, tier, timeout, payer)
 
     def unreserve(self, reservation: Reservation) -> None:
         """Give a reservation back unused. Best effort; its lease ends anyway."""

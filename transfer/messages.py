@@ -202,12 +202,17 @@ class Cancel(_Message, frozen=True, tag="cancel"):
 
 
 class Reserve(_Message, frozen=True, tag="reserve"):
+    """`identity` and `tenant` as in Offer: whose quota pays for the blocks."""
+
     request: int
     num_blocks: int
     tier: int
     lease_s: float
+    identity: bytes
+    tenant: bytes
 
     def __post_init__(self) -> None:
+        _check(len(self.identity) == 16 and len(self.tenant) in (0, 16), "a reservation for nobody")
         _check(0 < self.num_blocks <= MAX_BLOCKS, f"a reservation of {self.num_blocks} blocks")
         _check(0 < self.lease_s < 1e6 and 0 < self.tier <= 255, "a reservation without lease or tier")
 
@@ -236,8 +241,10 @@ REQUESTS = msgspec.msgpack.Decoder(Request)
 ANSWERS = msgspec.msgpack.Decoder(Answer)
 
 # The errors that may cross: those whose cause lies with the other side.
-_CROSSING = ("OutOfBlocks", "LayoutMismatch", "DuplicateTransfer", "TransferFailed", "TransferTimeout", "PeerLost",
-             "StaleEpoch", "ProtocolError", "UnknownPeer", "InstanceClosed", "ConfigError", "UnknownBlock")  # fmt: skip
+_CROSSING = (
+    "OutOfBlocks", "QuotaExceeded", "LayoutMismatch", "DuplicateTransfer", "TransferFailed", "TransferTimeout",
+    "PeerLost", "StaleEpoch", "ProtocolError", "UnknownPeer", "InstanceClosed", "ConfigError", "UnknownBlock",
+)  # fmt: skip
 
 
 def encode(message: Message) -> bytes:

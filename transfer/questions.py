@@ -9,6 +9,7 @@ from poolweave.errors import ConfigError, PoolweaveError, StaleEpoch, TransferFa
 from poolweave.transfer.messages import MAX_BLOCKS, Reserve
 from poolweave.transfer.peers import Peer
 from poolweave.transfer.shipment import Reservation
+from poolweave.transfer.store import Payer
 from poolweave.types import Tier
 
 
@@ -41,7 +42,7 @@ class QuestionBook:
         self._numbers = itertools.count(1)
         self._open: dict[int, Question] = {}
 
-    def ask(self, peer: Peer, num_blocks: int, tier: Tier, lease_s: float) -> Question:
+    def ask(self, peer: Peer, num_blocks: int, tier: Tier, lease_s: float, payer: Payer) -> Question:
         """Raises ConfigError for a size that no reservation has."""
         if not 0 < num_blocks <= MAX_BLOCKS:
             raise ConfigError(
@@ -50,7 +51,9 @@ class QuestionBook:
             )  # fmt: skip
         with self._lock:
             number = -next(self._numbers)
-            self._open[number] = Question(peer, Reserve(number, num_blocks, tier.value, lease_s))
+            self._open[number] = Question(
+                peer, Reserve(number, num_blocks, tier.value, lease_s, payer.identity, payer.tenant)
+            )
             return self._open[number]
 
     def unsent(self, peer: Peer) -> list[Question]:

@@ -34,7 +34,7 @@ from poolweave.transfer.reservations import ReservationBook
 from poolweave.transfer.resharding import routes_into
 from poolweave.transfer.shipment import Arrival, no_blocks
 from poolweave.transfer.stats import ReceiverStats
-from poolweave.transfer.store import BlockStore
+from poolweave.transfer.store import BlockStore, Payer
 from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier
 
@@ -206,7 +206,8 @@ class Receiver:
     def _take_reserve(self, session: Session, request: messages.Reserve) -> None:
         try:
             deadline = time.monotonic() + request.lease_s
-            number = self._reservations.add(session, request.num_blocks, Tier(request.tier), deadline)
+            payer = Payer(request.identity, request.tenant)
+            number = self._reservations.add(session, request.num_blocks, Tier(request.tier), deadline, payer)
         except (PoolweaveError, ValueError) as error:
             problem = error if isinstance(error, PoolweaveError) else ProtocolError(f"unknown tier {request.tier}")
             session.tell(messages.Failed(request.request, *describe(problem)))

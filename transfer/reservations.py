@@ -11,7 +11,7 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from poolweave.errors import StaleEpoch
-from poolweave.transfer.store import BlockStore, Incoming
+from poolweave.transfer.store import BlockStore, Incoming, Payer
 from poolweave.types import Tier, UInt64Array
 
 
@@ -32,9 +32,11 @@ class ReservationBook:
         self._entries: dict[int, _Entry] = {}
         self._deadlines: SortedDict = SortedDict()  # (deadline, number) -> entry
 
-    def add(self, session: object, num_blocks: int, tier: Tier, deadline: float) -> int:
+    def add(self, session: object, num_blocks: int, tier: Tier, deadline: float, payer: Payer) -> int:
         """Allocate and keep; returns the reservation's number. Raises OutOfBlocks."""
-        incoming = Incoming(num_blocks=num_blocks, num_tokens=0, identity=bytes(16), on_demand=tier)
+        incoming = Incoming(
+            num_blocks=num_blocks, num_tokens=0, identity=payer.identity, tenant=payer.tenant, on_demand=tier
+        )
         blocks = self._store.place(incoming).fresh
         entry = _Entry(session, secrets.randbits(62) + 1, blocks, deadline)
         with self._lock:

@@ -31,7 +31,7 @@ from poolweave.transfer.questions import QuestionBook, check_reservation
 from poolweave.transfer.sender_settings import SenderSettings
 from poolweave.transfer.shipment import Reservation, Shipment, Transfer
 from poolweave.transfer.stats import SenderStats
-from poolweave.transfer.store import BlockStore
+from poolweave.transfer.store import BlockStore, Payer
 from poolweave.transfer.transport import Home, Transport
 from poolweave.types import Tier
 
@@ -140,12 +140,12 @@ class Sender:
             return False
         return peer.assist(min(self._settings.spin_s, longest_s), min(_ASSIST_S, longest_s), offer.transfer.done)
 
-    def reserve(self, name: str, num_blocks: int, tier: Tier, timeout: float) -> Reservation:
+    def reserve(self, name: str, num_blocks: int, tier: Tier, timeout: float, payer: Payer) -> Reservation:
         """Ask `name` to set blocks aside. Raises OutOfBlocks as the peer did, TransferTimeout, and what ask() does."""
         peer = self._peer(name)
         with self._lock:
             self._require_known(peer)
-            question = self._questions.ask(peer, num_blocks, tier, self._settings.lease_s)
+            question = self._questions.ask(peer, num_blocks, tier, self._settings.lease_s, payer)
         self._pump(peer)
         if not question.wait(timeout):
             self._questions.drop(question)

@@ -83,6 +83,13 @@ class Loan(msgspec.Struct, frozen=True, eq=False):
     slots: Int32Array
 
 
+class Payer(msgspec.Struct, frozen=True):
+    """Whose quota pays for blocks: an identity's, and its tenant's where that is known."""
+
+    identity: bytes = bytes(16)  # Identity.digest
+    tenant: bytes = b""  # Identity.tenant_digest, or empty
+
+
 class Incoming(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a receiver is asked to take in. `num_tokens` counts the valid tokens of all `num_blocks` blocks."""
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from ref_waiting import until
 
-from poolweave.errors import AllocTimeout, ConfigError, OutOfBlocks, QuotaExceeded, TransferFailed
+from poolweave.errors import AllocTimeout, ConfigError, OutOfBlocks, QuotaExceeded
 from poolweave.index import Identity, tenant_digest
 from poolweave.mempool import Blocks, MemPool, Quota, Quotas, TenantStats
 from poolweave.transfer import Incoming
@@ -60,6 +60,22 @@ def test_c37_a_tenant_over_its_quota_gives_up_its_own(make_pool: MakePool) -> No
     assert stats.events["over_quota_refused"] == 2
     pool.free(held + more)
     assert pool.stats().tenants[a].blocks == 0
+
+
+def test_a_reservation_is_paid_for_by_its_tenant(make_pool: MakePool) -> None:
+    receiver, sender = make_pool(16, quotas=Quotas(named={b"a": Quota(hbm=6 * BLOCK)})), make_pool(8)
+    sender.connect(receiver.instance, receiver.address)
+    ours, theirs = sender.namespace(A), receiver.namespace(A)
+    dst = sender.reserve(receiver.instance, 4, ns=ours)
+    assert receiver.stats().tenants[theirs].used == (4, 0)
+    with pytest.raises(QuotaExceeded, match=r"quota\.hbm"):
+        sender.reserve(receiver.instance, 7, ns=ours)
+    sender.reserve(receiver.instance, 8)  # nobody's: the pool has them
+    tokens, blocks = list(range(8)), sender.alloc(2)
+    sender.seal(blocks)
+    sender.transfer_with_insert(receiver.instance, blocks, tokens, ours, dst=dst).result(60)
+    assert receiver.stats().tenants[theirs].used == (2, 0)
+    assert matched(receiver, tokens, theirs) == 2
 
 
 def test_nothing_is_given_up_for_what_cannot_be_met(make_pool: MakePool) -> None:
@@ -178,8 +194,9 @@ def test_blocks_that_arrive_are_paid_by_the_tenant_they_are_for(make_pool: MakeP
     sender.seal(blocks)
     tokens = list(range(12))
     refused = sender.transfer_with_insert(receiver.instance, blocks, tokens, ns, tag=b"1")
-    with pytest.raises(TransferFailed, match="quota"):
+    with pytest.raises(QuotaExceeded, match=r"quota\.hbm") as caught:
         refused.result(30)
+    assert (caught.value.needed, caught.value.limit) == (3, 2)
     sender.transfer_with_insert(receiver.instance, blocks[:2], tokens[:8], ns, tag=b"2").result(30)
     receiver.receive(b"2", timeout=30).close()
     assert receiver.stats().tenants[receiver.namespace(A)].blocks == 2

@@ -29,7 +29,7 @@ def test_messages_come_back_equal() -> None:
         (REQUESTS, msgspec.structs.replace(OFFER, tenant=b"")),
         (REQUESTS, messages.Ready(5, 1, 0, 2, 3, 4, bytes(16))),
         (REQUESTS, messages.Cancel(5, b"t")),
-        (REQUESTS, messages.Reserve(-1, 4, 1, 2.0)),
+        (REQUESTS, messages.Reserve(-1, 4, 1, 2.0, bytes(16), b"")),
         (REQUESTS, messages.Unreserve(4)),
         (ANSWERS, messages.Confirm(5, 2, 4096, 1)),
         (ANSWERS, messages.Progress(5, 1, 2)),
