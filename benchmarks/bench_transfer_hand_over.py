@@ -2,8 +2,9 @@
 
 Two processes on one arena, each with a pool: whole transfers, offer to confirm, of 10,240 blocks of 160 KiB and 128 of
 12.5 MiB (Llama-2-13B, 2,048 tokens), nothing of them known to the receiver. `first`: the receiver maps the pages;
-`again`: it holds others on them, both once warm; `cold`: `first`, right after the processes' start. Reading handed KV
-for the first time costs the kernel's mapping of it, told apart as `touch`.
+`again`: it holds others on them, both once warm; `cold`: `first`, right after the processes' start. `exchange_us` is
+what a transfer of one block takes: `beyond_exchange` is what each block more adds to it. Reading handed KV for the
+first time costs the kernel's mapping of it, told apart as `touch`.
 `python benchmarks/bench_transfer_hand_over.py [--smoke]`; one JSON line a figure.
 """
 
@@ -58,7 +59,7 @@ def measure(layout: KVLayout, num_blocks: int, hand_over: str) -> dict[str, floa
     pipe, theirs = spawn.Pipe()
     child = spawn.Process(target=serve, args=(layout, arena, hand_over, theirs))
     child.start()
-    seconds: dict[str, list[float]] = {"first": [], "again": []}
+    seconds: dict[str, list[float]] = {"first": [], "again": [], "one": []}
     try:
         with open_pool(layout, arena, f"bench-source-{hand_over}", hand_over) as pool:
             name, address = pipe.recv()
@@ -67,9 +68,9 @@ def measure(layout: KVLayout, num_blocks: int, hand_over: str) -> dict[str, floa
             pool.view()[pool.slots(blocks)] = 1
             pool.seal(blocks)
 
-            def send(tag: bytes) -> float:
+            def send(tag: bytes, some: Blocks = blocks) -> float:
                 began = time.perf_counter()
-                pool.transfer(name, blocks, tag=tag).result(60)
+                pool.transfer(name, some, tag=tag).result(60)
                 taken = time.perf_counter() - began
                 pipe.send(tag)
                 seconds.setdefault("touch", []).append(pipe.recv()) if tag.endswith(b"touch") else pipe.recv()
@@ -80,6 +81,7 @@ def measure(layout: KVLayout, num_blocks: int, hand_over: str) -> dict[str, floa
                 seconds["first"].append(send(b"first%d" % number))
                 if handed:
                     seconds["again"].append(send(b"again%d" % number))
+                    seconds["one"].append(send(b"one%d" % number, blocks[:1]))
                 pipe.send("drop")
                 pipe.recv()
             send(b"touch")
@@ -92,10 +94,9 @@ def measure(layout: KVLayout, num_blocks: int, hand_over: str) -> dict[str, floa
         child.join()
     if handed:
         seconds["cold"] = seconds["first"][:ROUNDS]
-        seconds["first"], seconds["again"] = seconds["first"][WARM:], seconds["again"][WARM:]
-    return {
-        key: statistics.median(values[1:] or values) / num_blocks * 1e6 for key, values in seconds.items() if values
-    }
+        for key in ("first", "again", "one"):
+            seconds[key] = seconds[key][WARM:]
+    return {key: statistics.median(values[1:] or values) * 1e6 for key, values in seconds.items() if values}
 
 
 def main() -> None:
@@ -103,10 +104,14 @@ def main() -> None:
         num_blocks = max(32, count // SCALE)
         handed = measure(layout, num_blocks, "require")
         copied = measure(layout, num_blocks, "off")
+        exchange = handed.pop("one")
         sys.stdout.write(json.dumps({
             "bench": "transfer_hand_over", "blocks": num_blocks, "block_bytes": layout.block_bytes,
-            "unit": "us/block", **{f"handed_{key}": round(value, 3) for key, value in handed.items()},
-            "copied": round(copied["first"], 3), "copied_over_handed": round(copied["first"] / handed["first"], 1),
+            "exchange_us": round(exchange, 1), "unit": "us/block",
+            **{f"handed_{key}": round(value / num_blocks, 3) for key, value in handed.items()},
+            "beyond_exchange": round((handed["first"] - exchange) / (num_blocks - 1), 3),
+            "copied": round(copied["first"] / num_blocks, 3),
+            "copied_over_handed": round(copied["first"] / handed["first"], 1),
         }) + "\n")  # fmt: skip
 
 
