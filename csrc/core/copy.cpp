@@ -1,6 +1,7 @@
 #include "core/copy.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -20,6 +21,7 @@ constexpr std::uint64_t kCachedPiece = 64u << 10;
 constexpr std::uint64_t kPlainPiece = 1u << 20;
 constexpr std::uint64_t kStreamedTotal = 2u << 20;  // a copy of this size does not stay in a cache anyway
 constexpr std::uint64_t kBytesPerThread = 4u << 20;  // below this, starting a thread costs more than it saves
+constexpr std::uint64_t kStretch = 2u << 20;  // what a thread takes at once: one that lost its core holds up no more than this
 
 void* pointer(std::uint64_t address) noexcept { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
 
@@ -155,22 +157,26 @@ Outcome copy_blocks(const Extents& from, const Extents& to, std::size_t first, s
     const unsigned used = hashes != nullptr
                               ? std::min(useful_threads(threads, total), static_cast<unsigned>(std::max<std::size_t>(count, 1)))
                               : useful_threads(threads, total);
+    const std::uint64_t stretch = std::max<std::uint64_t>(1, kStretch / std::max<std::uint64_t>(unit, 1));
     std::vector<char> whole(used, 1);
+    std::atomic<std::uint64_t> next{0};
     fan_out(used, [&](unsigned i) {
         Mover mover(guard, hashes != nullptr, total >= kStreamedTotal);
         Hasher hasher;
-        const std::uint64_t end = units * (i + 1) / used * unit;
-        for (std::uint64_t at = units * i / used * unit; at < end;) {
-            const std::size_t block = static_cast<std::size_t>(at / size);
-            const std::uint64_t low = at - block * size, high = std::min(size, end - block * size);
-            const bool hashing = hashes != nullptr;
-            if (hashing) hasher.reset();
-            if (!mover.move(from.runs_of(first + block), to.runs_of(first + block), low, high, hashing ? &hasher : nullptr)) {
-                whole[i] = 0;
-                return;
+        for (std::uint64_t begin; (begin = next.fetch_add(stretch, std::memory_order_relaxed)) < units;) {
+            const std::uint64_t end = std::min(units, begin + stretch) * unit;
+            for (std::uint64_t at = begin * unit; at < end;) {
+                const std::size_t block = static_cast<std::size_t>(at / size);
+                const std::uint64_t low = at - block * size, high = std::min(size, end - block * size);
+                if (hashes != nullptr) hasher.reset();
+                Hasher* const sum = hashes != nullptr ? &hasher : nullptr;
+                if (!mover.move(from.runs_of(first + block), to.runs_of(first + block), low, high, sum)) {
+                    whole[i] = 0;
+                    return;
+                }
+                if (hashes != nullptr) hashes[block] = hasher.digest();
+                at += high - low;
             }
-            if (hashing) hashes[block] = hasher.digest();
-            at += high - low;
         }
     });
     return outcome(guard, std::all_of(whole.begin(), whole.end(), [](char one) { return one != 0; }));
@@ -180,17 +186,21 @@ void hash_blocks(const Extents& extents, std::size_t first, std::size_t count, u
     check_range(extents, first, count);
     const unsigned used = std::min(useful_threads(threads, extents.block_bytes() * count),
                                    static_cast<unsigned>(std::max<std::size_t>(count, 1)));
-    fan_out(used, [&](unsigned i) {
+    const std::size_t stretch = std::max<std::uint64_t>(1, kStretch / std::max<std::uint64_t>(extents.block_bytes(), 1));
+    std::atomic<std::size_t> next{0};
+    fan_out(used, [&](unsigned) {
         Hasher hasher;
-        for (std::size_t block = count * i / used; block < count * (i + 1) / used; ++block) {
-            const auto runs = extents.runs_of(first + block);
-            if (runs.size() == 1) {
-                hashes[block] = checksum(pointer(runs[0].address), runs[0].nbytes);
-                continue;
+        for (std::size_t begin; (begin = next.fetch_add(stretch, std::memory_order_relaxed)) < count;) {
+            for (std::size_t block = begin; block < std::min(count, begin + stretch); ++block) {
+                const auto runs = extents.runs_of(first + block);
+                if (runs.size() == 1) {
+                    hashes[block] = checksum(pointer(runs[0].address), runs[0].nbytes);
+                    continue;
+                }
+                hasher.reset();
+                for (const Run& run : runs) hasher.update(pointer(run.address), run.nbytes);
+                hashes[block] = hasher.digest();
             }
-            hasher.reset();
-            for (const Run& run : runs) hasher.update(pointer(run.address), run.nbytes);
-            hashes[block] = hasher.digest();
         }
     });
 }
