@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def open_pool(name: str, mode: str, transport: str, threads: int, *, checksums: 
     layout = layout_of(mode)
     config = TransferConfig(listen=transport, checksums=checksums, copy_threads=threads, connections=threads)
     size = count_of(mode) * layout.block_bytes
-    return MemPool(layout, instance=f"{name}-{mode}", hbm=size, config=PoolConfig(transfer=config))
+    return MemPool(layout, instance=f"{name}-{mode}-{os.getpid()}", hbm=size, config=PoolConfig(transfer=config))
 
 
 def serve(mode: str, transport: str, threads: str) -> None:
@@ -56,7 +57,7 @@ def serve(mode: str, transport: str, threads: str) -> None:
         blocks = pool.alloc(count_of(mode))
         pool.view(Tier.HBM)[pool.slots(blocks)] = 0  # resident
         pool.free(blocks)
-        print(pool.address, flush=True)
+        print(pool.instance, pool.address, flush=True)
         for line in sys.stdin:
             pool.receive(line.strip().encode(), 60).close()
             print("ok", flush=True)
@@ -70,7 +71,7 @@ class Receiver:
         command = [sys.executable, __file__, "--serve", mode, transport, str(threads), *flags]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._tags = 0
-        self.name, self.address = f"receiver-{mode}", self._line()
+        self.name, self.address = self._line().split()
 
     def _line(self) -> str:
         assert self._child.stdout is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from poolweave.serving.axes import INK, dress
@@ -45,7 +46,8 @@ def draw(study: Study, path: Path) -> None:
 
 
 def _cost(point: ConnectionPoint) -> str:
-    return f"{point.transport} {point.direction} {point.kib_each:.0f} KiB and {point.descriptors_each:.0f} descriptors"
+    count = round(point.descriptors_each)
+    return f"{point.transport} {point.direction} {point.kib_each:.0f} KiB and {count} descriptor{'s' * (count != 1)}"
 
 
 def _latency(axis: Any, study: Study, transport: str) -> None:
@@ -101,7 +103,9 @@ def _calls_over_load(axis: Any, study: Study, transport: str) -> None:
         )  # fmt: skip
     if axis.lines:
         axis.set_yscale("log")
-    _finish(axis, study.config.loads, log=False)
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, high * (high / low) ** 0.3)  # room for the legend above all lines
+    _finish(axis, study.config.loads, log=False, legend={"loc": "upper left", "ncols": 3})
 
 
 def _curves(study: Study, transport: str) -> dict[tuple[str, int], list[LayoutPoint]]:
@@ -120,7 +124,9 @@ def _granularities(study: Study, transport: str) -> dict[str, list[GranularityPo
     return curves
 
 
-def _finish(axis: Any, ticks: tuple[float, ...], *, log: bool) -> None:
+def _finish(
+    axis: Any, ticks: tuple[float, ...], *, log: bool, legend: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     if not axis.lines:
@@ -136,4 +142,4 @@ def _finish(axis: Any, ticks: tuple[float, ...], *, log: bool) -> None:
     for one in (axis.xaxis, axis.yaxis):
         one.set_major_formatter(FuncFormatter(plain))
         one.set_minor_formatter(NullFormatter())
-    axis.legend(fontsize=8, frameon=False, handlelength=3)
+    axis.legend(fontsize=8, frameon=False, handlelength=3, **legend)
