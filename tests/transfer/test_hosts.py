@@ -62,7 +62,7 @@ def total(node: Node, blocks: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> in
 def test_transfers_between_hosts_and_a_cable_that_is_pulled(cable: Cable) -> None:
     """Both listen on all addresses; each tells the other the one by which it was reached."""
     world = World("tcp")
-    here = world.node(layout=LARGE, num_slots=64, listen="tcp://0.0.0.0:0", stall_s=1.0, lease_s=2.0)
+    here = world.node(layout=LARGE, num_slots=64, listen="tcp://0.0.0.0:0", stall_s=1.0)
     port = here.engine.address.rpartition(":")[2]
     parent = {"name": here.name, "address": f"tcp://{cable.here}:{port}"}
     peer = PeerProcess(
@@ -78,7 +78,9 @@ def test_transfers_between_hosts_and_a_cable_that_is_pulled(cable: Cable) -> Non
             assert total(here, got.blocks) == wanted
         ip("link", "set", f"{cable.name}a", "down")
         with pytest.raises(TransferFailed):  # nobody says goodbye: the lease ends it
-            here.engine.offer("far", Shipment(blocks=shipment.blocks, num_tokens=128, tag=b"cut")).result(20)
+            here.engine.offer(
+                "far", Shipment(blocks=shipment.blocks, num_tokens=128, tag=b"cut", lease_s=2.0)
+            ).result(60)
         assert sum(here.store.loans.values()) == 0
     finally:
         peer.kill()
