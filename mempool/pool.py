@@ -118,6 +118,7 @@ class MemPool(PoolTiers, PoolTransfers):
             return self._alloc_for(num_blocks, tier, timeout, self._catalogue.tenant(ns))
         except (TypeError, AttributeError, ValueError):
             refuse_request(num_blocks, tier, timeout)
+            self._allocator.require_possible(num_blocks, tier)  # the core takes 64 bits
             raise
 
     async def alloc_async(

@@ -263,7 +263,7 @@ def test_c2_what_was_freed_in_pieces_is_given_as_a_whole(make_pool: MakePool) ->
 
 def test_an_absurd_request_costs_no_memory(make_pool: MakePool) -> None:
     pool = make_pool(8)
-    for num_blocks in (9, 10**9, 10**15):
+    for num_blocks in (9, 10**9, 10**15, 1 << 70):
         with pytest.raises(OutOfBlocks) as error:
             pool.alloc(num_blocks)
         assert error.value.needed == num_blocks
