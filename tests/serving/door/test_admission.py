@@ -108,3 +108,19 @@ def test_only_a_bearer_key_counts(make_world: Callable[..., World]) -> None:
     ):  # fmt: skip
         answer = httpx.get(f"{world.door.address}/v1/models", headers={"Authorization": given})
         assert answer.status_code == status, given
+
+
+def test_refused_requests_are_counted_and_probes_are_not(make_world: Callable[..., World]) -> None:
+    world = make_world(wait_s=0.2)
+
+    def failed(status: int) -> float:
+        name = f'poolweave:requests_failed_total{{model_name="{world.model}",status="{status}"}} '
+        lines = world.client.get("/metrics").text.splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    assert world.client.get("/ready").status_code == 503
+    assert failed(503) == 0
+    assert ask(world).status_code == 503
+    assert failed(503) == 1
+    assert [ask(world, **wrong).status_code for wrong in ({"n": 2}, {"temperature": -1})] == [400, 400]
+    assert failed(400) == 2

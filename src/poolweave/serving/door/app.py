@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from poolweave import __version__
@@ -91,13 +91,15 @@ def _operations(app: FastAPI, houses: Houses) -> None:
         return {"status": "ok"}
 
     @app.get("/ready", responses={503: _ERROR})
-    async def ready() -> dict[str, str]:
-        """Requests can be answered now: 503 while instances are missing, and while it drains."""
+    async def ready(request: Request) -> Response:
+        """Requests can be answered now: 503 while instances are missing, and while it drains. Never counted."""
         if houses.first.gate.draining:
-            raise Refusal(Failure(status=503, message="draining", code="draining", retry_after_s=1))
+            failure = Failure(status=503, message="draining", code="draining", retry_after_s=1)
+            return failure_response(request, failure)
         if houses.missing:
-            raise Refusal(Failure(status=503, message=houses.missing, code="no_instance", retry_after_s=1))
-        return {"status": "ready"}
+            failure = Failure(status=503, message=houses.missing, code="no_instance", retry_after_s=1)
+            return failure_response(request, failure)
+        return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -117,6 +119,7 @@ def _errors(app: FastAPI, house: House) -> None:
         said = str(first["msg"]).removeprefix("Value error, ")
         param = ".".join(str(part) for part in first["loc"]) or None
         message = f"{param}: {said}" if param else said
+        house.metrics.failed(400)
         return failure_response(request, Failure(status=400, message=message, code="invalid_request", param=param))
 
     async def wrong_path(request: Request, error: Exception) -> Response:
