@@ -38,7 +38,10 @@ class PoolParts:
                 return blocks
             if not isinstance(blocks, (Sequence, np.ndarray)) or isinstance(blocks, (str, bytes)):
                 raise TypeError(f"blocks are Blocks, or their handles as integers, got {blocks!r:.60}")
-            return Blocks.of(blocks).array
+            try:
+                return Blocks.of(blocks).array
+            except OverflowError:
+                raise UnknownBlock("a block's handle is an integer of 64 bits, never negative") from None
         if blocks.owner != self._epoch and blocks.owner:
             raise UnknownBlock("these blocks are another pool's; send them with transfer()")
         return blocks.array

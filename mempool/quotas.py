@@ -37,10 +37,19 @@ class Quota:
 class Quotas:
     """Who may take how much: `named` by the tenant of their identities, and `each` for every other one (None: any
     amount). An identity without a tenant is its salt's; a namespace of which nobody told whose it is, its own.
+    Raises ConfigError for a tenant that is not bytes.
     """
 
     named: Mapping[bytes, Quota] = field(default_factory=dict, repr=False)
     each: Quota | None = None
+
+    def __post_init__(self) -> None:
+        for tenant in self.named:
+            if not isinstance(tenant, bytes):
+                raise ConfigError(
+                    f"a tenant of quotas.named is bytes, got {type(tenant).__name__}; write e.g. b'team-a'",
+                    setting="quotas.named",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

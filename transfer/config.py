@@ -61,10 +61,13 @@ class TransferConfig:
             raise ConfigError(
                 f"hand_over={self.hand_over!r} is none of auto, off, require", setting="hand_over", value=self.hand_over
             )
+        if self.secret is not None and not isinstance(self.secret, bytes):
+            raise ConfigError(f"a secret is bytes, got {type(self.secret).__name__}", setting="secret")
         if self.secret is not None and len(self.secret) < 16:
             raise ConfigError(f"a secret needs at least 16 bytes, got {len(self.secret)}", setting="secret")
         if self.advertise is not None and Address.parse(self.advertise).is_local:
             raise ConfigError("advertise is a tcp:// or nixl:// address", setting="advertise", value=self.advertise)
+        self.doors("whoever")  # says now what is no address, not at the first transfer
 
     def doors(self, instance: str) -> tuple[Address, ...]:
         """The addresses to listen on, with shorthands written out."""

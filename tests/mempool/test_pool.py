@@ -117,6 +117,8 @@ def test_another_pools_blocks_are_unknown(make_pool: MakePool) -> None:
     for call in (one.free, one.retain, one.seal, one.slots, one.tiers, one.swap_in):
         with pytest.raises((UnknownBlock, StaleHandle), match="pool"):
             call(theirs.array)  # bare handles say it too
+        with pytest.raises(UnknownBlock, match="64 bits"):
+            call([-1])
     assert other.stats().tiers[Tier.HBM].active == one.stats().tiers[Tier.HBM].active == 2
 
 

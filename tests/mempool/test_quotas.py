@@ -78,6 +78,11 @@ def test_a_reservation_is_paid_for_by_its_tenant(make_pool: MakePool) -> None:
     assert matched(receiver, tokens, theirs) == 2
 
 
+def test_a_tenant_that_is_not_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"quotas\.named is bytes, got str"):
+        Quotas(named={"a": Quota(hbm=1)})  # type: ignore[dict-item]
+
+
 def test_nothing_is_given_up_for_what_cannot_be_met(make_pool: MakePool) -> None:
     pool = make_pool(16, quotas=Quotas(each=Quota(total=6 * BLOCK)))
     a = pool.namespace(A)

@@ -42,7 +42,8 @@ def test_bad_addresses_are_refused(text: str) -> None:
     "settings",
     [
         {"lease_s": 0}, {"stall_s": -1.0}, {"connect_timeout_s": 1e7}, {"pull_workers": 0}, {"connections": 65},
-        {"copy_threads": 0}, {"max_in_flight_bytes": 0}, {"secret": b"short"}, {"advertise": "shm://x"},
+        {"copy_threads": 0}, {"max_in_flight_bytes": 0}, {"secret": b"short"}, {"secret": "a" * 16},
+        {"advertise": "shm://x"}, {"listen": "foo://x"}, {"listen": "tcp://127.0.0.1:99999"}, {"listen": []},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:

@@ -78,9 +78,9 @@ def test_transfers_between_hosts_and_a_cable_that_is_pulled(cable: Cable) -> Non
             assert total(here, got.blocks) == wanted
         ip("link", "set", f"{cable.name}a", "down")
         with pytest.raises(TransferFailed):  # nobody says goodbye: the lease ends it
-            here.engine.offer(
-                "far", Shipment(blocks=shipment.blocks, num_tokens=128, tag=b"cut", lease_s=2.0)
-            ).result(60)
+            here.engine.offer("far", Shipment(blocks=shipment.blocks, num_tokens=128, tag=b"cut", lease_s=2.0)).result(
+                60
+            )
         assert sum(here.store.loans.values()) == 0
     finally:
         peer.kill()

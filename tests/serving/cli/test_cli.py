@@ -14,7 +14,7 @@ import poolweave
 
 pytestmark = pytest.mark.multiproc
 
-COMMAND = [sys.executable, "-c", "from poolweave.serving.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "poolweave"]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

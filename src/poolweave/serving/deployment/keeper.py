@@ -119,7 +119,9 @@ class Keeper:
             while child.alive and not self._ending.wait(_LOOK_S):
                 self._look_after(child)
             if not self._ending.is_set():
-                logger.warning("%s ended with %s: %s", self.name, child.exit_code, child.last_words())
+                logger.warning(
+                    "%s (pid %d) ended with %s: %s", self.name, child.pid, child.exit_code, child.last_words()
+                )
             while child.alive:
                 child.begin_stop()
                 threading.Event().wait(_LOOK_S)
@@ -140,6 +142,7 @@ class Keeper:
             child.close()
             raise
         self._address = self._address or address
+        logger.info("%s is up: pid %d", self.name, child.pid)
         self._started.set()
         return child
 

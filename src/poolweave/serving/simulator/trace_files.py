@@ -146,9 +146,10 @@ def load_trace(kind: str, path: str | Path, load: Callable[[Path], Trace] | None
     try:
         return (load or TRACES[kind])(Path(path))
     except (KeyError, ValueError, TypeError, OSError, EOFError, lzma.LZMAError) as error:
+        missing = isinstance(error, KeyError)
+        why = f"it has no field {error}" if missing else f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{path} cannot be read as a trace of kind {kind}: {type(error).__name__}: {error}; kinds are "
-            f"{', '.join(TRACES)}",
+            f"{path} cannot be read as a trace of kind {kind}: {why}; kinds are {', '.join(TRACES)}",
             setting="trace",
             value=str(path),
         ) from error

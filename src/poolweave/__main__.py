@@ -1,0 +1,5 @@
+"""`python -m poolweave` is the command `poolweave`."""
+
+from poolweave.serving.cli import main
+
+main()
