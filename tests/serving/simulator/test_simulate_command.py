@@ -57,7 +57,7 @@ def test_json_has_every_figure_and_nothing_beside_it(trace: Path) -> None:
     [
         (("--kind", "mooncak"), "'mooncak' is none of mooncake"),
         (("--kind", "react"), "cannot be read as a trace of kind react"),
-        (("--kind", "sharegpt"), "cannot be read as a trace of kind sharegpt: KeyError"),
+        (("--kind", "sharegpt"), "cannot be read as a trace of kind sharegpt: it has no field"),
         (("--kind", "mooncake", "--policies", "prompt_tree,fastest"), "'fastest' is none of"),
         (("--kind", "mooncake", "--policies", ","), "names none"),
         (("--kind", "mooncake", "--flow", "pd"), "'pd' is none of colocated, colocated-caching, pd-basic"),
