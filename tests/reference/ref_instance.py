@@ -92,6 +92,7 @@ class FakeInstance:
         self.handed_over: set[str] = set()
         self.failures: list[PoolweaveError] = []
         self.refuses_copies = False
+        self.copying: Callable[[], None] = lambda: None  # called when a copy is asked for, before it is made
         self._seen: list[tuple[bytes, list[int]]] = []
         self._membership: InstanceMembership | None = None
         self.publisher = KVEventPublisher(BLOCK)
@@ -142,6 +143,7 @@ class FakeInstance:
             caller.reply(Done())
         elif isinstance(request, Copy):
             self.log.append((name, request.peer))
+            self.copying()
             refused = Failure(ErrorInfo.of(TransferFailed("no copies here")))
             caller.reply(refused if self.refuses_copies else Copied(len(request.tokens) // 4))
         else:

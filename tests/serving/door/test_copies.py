@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from ref_door import TIMES, World
+from ref_instance import answer_of
 from ref_waiting import until
+from ref_words import text_of
 
 from poolweave.scheduler.cost_model import ArchitectureModel, DecodeStep
 from poolweave.serving.door.config import RoutingConfig
@@ -55,6 +57,23 @@ def test_a_copy_that_fails_costs_no_request(make_world: Callable[..., World]) ->
         assert world.post(prompt=prompt(number), max_tokens=2).status_code == 200
     assert world.log("Copy")
     assert world.client.get("/deployment").json()["copied_tokens"] == 0
+
+
+def test_a_request_goes_elsewhere_when_its_instance_dies_during_the_fetch(make_world: Callable[..., World]) -> None:
+    world = make_world(*BOTH, routing=RoutingConfig(cost=SLOW, policy="round_robin", hot_load=1e9))
+    assert world.post(prompt=prompt(0), max_tokens=2).status_code == 200
+    (holder,) = (name for name, thread in world.instances.items() if thread.instance.log)
+    (target,) = set(world.instances) - {holder}
+
+    def die() -> None:
+        world.instances.pop(target).close()
+        until(lambda: world.usable == 1, "the door has lost it")
+
+    world.instances[holder].instance.copying = die
+    answer = world.post(prompt=prompt(1), max_tokens=2)
+    assert world.log("Copy") == [target]
+    assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, text_of(answer_of(prompt(1), 2)))
+    assert world.client.get("/deployment").json()["retried"] == 1
 
 
 class RealWorld(World):

@@ -66,14 +66,14 @@ class Copies:
     async def _copy(self, source: str, target: str, prefix: Prefix, num_tokens: int, timeout_s: float) -> int:
         """-> tokens that the target has now. What it has, the prompt trees know."""
         try:
-            addresses = self._links.pool_addresses(target)
+            addresses = list(self._links.get(target).welcome.addresses.values())
             request = Copy(
                 tokens=pack_tokens(prefix.tokens[:num_tokens]), peer=target, addresses=addresses, owner=prefix.owner
             )
-            copied = await self._links.get(source).call(request, Copied, timeout_s)
+            copied = await self._links.get(source).link.call(request, Copied, timeout_s)
             blocks = copied.num_tokens // self._scheduler.config.block_tokens
             self._scheduler.holdings.learned(target, prefix.keys[:blocks])
-        except (PoolweaveError, KeyError) as error:  # KeyError: one of them has just gone
+        except PoolweaveError as error:
             logger.info("%s has no copy of a prefix of %s: %s", target, source, error)
             return 0
         self.copied_tokens += copied.num_tokens

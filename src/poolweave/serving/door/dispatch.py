@@ -121,7 +121,8 @@ class Dispatcher:
         return "colocated" if route.decode is None else self._config.flow
 
     def link(self, name: str) -> InstanceLink:
-        return self._links.get(name)
+        """Raises PeerLost for one that went since it was chosen: `move_kv` may have taken a while."""
+        return self._links.get(name).link
 
     def first_token(self, route: Route) -> None:
         self._scheduler.prefilled(route.request_id)
@@ -218,7 +219,7 @@ class _Attempt:
                     self._running.post(Cancel(self._job.request))
 
     async def _both_phases(self) -> AsyncGenerator[list[int], None]:
-        link = self._link(self._route.prefill)
+        link = self._dispatcher.link(self._route.prefill)
         async for reply in self._phase(link, Complete(self._job)):
             if isinstance(reply, Emit):
                 yield reply.tokens
@@ -226,7 +227,7 @@ class _Attempt:
                 self._end(reply.finish_reason, reply.cached_tokens)
 
     async def _two_phases(self, decode_name: str) -> AsyncGenerator[list[int], None]:
-        prefill, decode = self._link(self._route.prefill), self._link(decode_name)
+        prefill, decode = self._dispatcher.link(self._route.prefill), self._dispatcher.link(decode_name)
         settled = False  # no KV of this request waits at the decode instance
         reason: str | None = None
         lost: str | None = None
@@ -261,12 +262,6 @@ class _Attempt:
                         first = False
                         self._dispatcher.first_token(self._route)
                 yield reply
-
-    def _link(self, name: str) -> InstanceLink:
-        """Raises PeerLost for one that went since it was chosen."""
-        link = self._dispatcher.link(name)
-        link.require()
-        return link
 
     def _end(self, reason: str | None, cached_tokens: int) -> None:
         self._outcome.finish_reason = reason

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from poolweave.errors import PoolweaveError
+from poolweave.errors import PeerLost, PoolweaveError
 from poolweave.scheduler.configuration import Difference, Member
 from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.serving.control.messages import Welcome
@@ -59,13 +59,13 @@ class Links:
                 self._scheduler.update(Difference(changed=(member,)))
         self._notify()
 
-    def get(self, name: str) -> InstanceLink:
-        """The link of a routable instance."""
-        return self._linked[name].link
-
-    def pool_addresses(self, name: str) -> list[str]:
-        """Where the pool of a routable instance is reached."""
-        return list(self._linked[name].welcome.addresses.values())
+    def get(self, name: str) -> Linked:
+        """A routable instance. Raises PeerLost for one that went since it was chosen."""
+        linked = self._linked.get(name)
+        if linked is None:
+            raise PeerLost(f"{name} is gone since it was chosen; try another instance", peer=name)
+        linked.link.require()
+        return linked
 
     @property
     def linked(self) -> tuple[Linked, ...]:
