@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-NATIVE := $(wildcard csrc/core/*.?pp csrc/core/*/*.?pp csrc/core/*/*.inl csrc/bindings/*.?pp) CMakeLists.txt
+NATIVE := $(wildcard csrc/core/*.?pp csrc/core/*/*.?pp csrc/core/*/*.inl csrc/cuda/*.?pp csrc/bindings/*.?pp) CMakeLists.txt
 BUILD_DIR := build/editable
 ASAN_DIR  := build/asan
 

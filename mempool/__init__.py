@@ -4,6 +4,7 @@ from poolweave.mempool.arena import Arena, ArenaStats
 from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.catalogue import Indexed
 from poolweave.mempool.config import PoolConfig, Watermarks
+from poolweave.mempool.device import DeviceArray
 from poolweave.mempool.following import Following
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.pool import MemPool
@@ -16,6 +17,7 @@ __all__ = [
     "Arena",
     "ArenaStats",
     "Blocks",
+    "DeviceArray",
     "Following",
     "Hit",
     "Indexed",

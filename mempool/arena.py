@@ -43,20 +43,24 @@ class ArenaStats:
 class Arena:
     """Pages of one tier: `budget` may be in use now, `capacity` is the most it can be raised to.
 
-    The memory is an anonymous memfd, gone with the last process that has it open. Thread-safe. Freed pages keep their
-    memory for reuse; only shrinking and trim() return it. Raises ConfigError for sizes that cannot be.
+    The memory is an anonymous memfd, gone with the last process that has it open, or a GPU's. Thread-safe. Freed pages
+    keep their memory for reuse; only shrinking and trim() return it. Raises ConfigError for sizes that cannot be.
     Source: CrossPool's virtualizer (budget and ranges), kvcached (elastic mapping).
     """
 
     def __init__(
         self, budget: int | str, *, capacity: int | str | None = None, page_bytes: int = DEFAULT_PAGE_BYTES,
-        huge_pages: Wanted = "off", pinned: Wanted = "off",
+        huge_pages: Wanted = "off", pinned: Wanted = "off", device: _native.Device | None = None,
     ) -> None:  # fmt: skip
         """`huge_pages` of 2 MiB and `pinned` memory: "require" raises ConfigError where they cannot be had, "prefer"
-        takes what there is; stats() tells what was obtained.
+        takes what there is; stats() tells what was obtained. With a `device` the pages are its own: then they are this
+        process's alone, and neither `huge_pages` nor `pinned` says anything.
         """
         budget_bytes = parse_bytes(budget, "budget")
         capacity_bytes = budget_bytes if capacity is None else parse_bytes(capacity, "capacity")
+        if device is not None:
+            self._native = device.arena(capacity_bytes, budget_bytes, page_bytes)
+            return
         self._native = _native.Arena.create(
             capacity_bytes, budget_bytes, page_bytes, wanted(huge_pages, "huge_pages"), wanted(pinned, "pinned")
         )

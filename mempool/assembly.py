@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from poolweave.errors import ConfigError
 from poolweave.index import RadixIndex
-from poolweave.mempool._native import BlockTable
+from poolweave.mempool._native import BlockTable, Device
 from poolweave.mempool.arena import Arena
 from poolweave.mempool.config import PoolConfig
 from poolweave.mempool.guests import Guests
@@ -18,20 +18,27 @@ from poolweave.types import parse_bytes
 
 
 def build_space(
-    layout: KVLayout, hbm: int | str | Arena, dram: int | str | Arena, config: PoolConfig, epoch: int
+    layout: KVLayout, hbm: int | str | Arena, dram: int | str | Arena, config: PoolConfig, epoch: int,
+    device: Device | None = None,
 ) -> BlockSpace:  # fmt: skip
+    """Raises ConfigError for settings that do not go together."""
     sizes = {HBM: ("hbm", hbm, config.max_hbm), DRAM: ("dram", dram, config.max_dram)}
     tiers: dict[int, TierMemory] = {}
     for number, (name, size, most) in sizes.items():
         max_bytes = None if most is None else parse_bytes(most, f"max_{name}")
+        mine = device if number == HBM else None
         if isinstance(size, Arena):
+            if mine is not None:
+                raise ConfigError(
+                    "hbm=Arena(...) is host memory that pools share; on a device give hbm a size", setting="hbm"
+                )
             max_bytes = max_bytes or size.stats().capacity_bytes
             tiers[number] = SharedTierMemory(
                 TIERS[number], layout, TierSize(name, max_bytes, max_bytes, size.page_bytes), size
             )
         elif number == HBM or parse_bytes(size, name):
-            tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes)
-            tiers[number] = TierMemory(TIERS[number], layout, tier_size, config)
+            tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes, mine)
+            tiers[number] = TierMemory(TIERS[number], layout, tier_size, config, mine)
     if config.write == "through" and DRAM not in tiers:
         raise ConfigError('write="through" needs a DRAM tier; create the pool with dram=...', setting="write")
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]

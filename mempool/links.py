@@ -34,8 +34,11 @@ class Links:
             return self._engine
 
     def _default(self) -> TransferConfig:
-        """Shared memory; where a tier stands in a shared arena TCP, and for the arena's other pools hand-over."""
+        """Shared memory; where a tier stands in a shared arena TCP, and for the arena's other pools hand-over; between
+        GPUs NCCL."""
         regions = self._store.regions()
+        if any(region.device is not None for region in regions):
+            return TransferConfig(listen="nccl")
         if all(region.fd >= 0 for region in regions):
             return TransferConfig(listen="shm")
         hosts = any(region.joint is not None and region.joint.guests is not None for region in regions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import warnings
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from poolweave.mempool.assembly import build_space
 from poolweave.mempool.blocks import Blocks
 from poolweave.mempool.catalogue import Catalogue, Indexed
 from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.device import open_device
 from poolweave.mempool.following import Following
 from poolweave.mempool.hit import Hit
 from poolweave.mempool.links import Links
@@ -58,7 +59,8 @@ class MemPool(PoolTiers, PoolTransfers):
         self, layout: KVLayout, *, instance: str | None = None, hbm: int | str | Arena, dram: int | str | Arena = 0,
         device: str = "cpu", config: PoolConfig | None = None,
     ) -> None:  # fmt: skip
-        """`hbm` and `dram` are sizes in bytes or like "2GiB"; 0 means no DRAM tier. On device "cpu" HBM is host memory.
+        """`hbm` and `dram` are sizes in bytes or like "2GiB"; 0 means no DRAM tier. On device "cpu" HBM is host memory,
+        on "cuda:0" that GPU's.
         An Arena instead of a size is drawn on page by page, together with its other users, in any process.
 
         Raises ConfigError for sizes that hold no block, AddressInUse when a live pool owns the name `instance` (None: a
@@ -67,16 +69,13 @@ class MemPool(PoolTiers, PoolTransfers):
         config = config or PoolConfig()
         if not isinstance(layout, KVLayout):
             raise ConfigError(f"layout is a KVLayout, got {layout!r:.60}", setting="layout", value=repr(layout))
-        if device != "cpu":
-            raise ConfigError(
-                f"device {device!r} is not available; this build has 'cpu'", setting="device", value=device
-            )
+        self.device = device
         self.layout = layout
         self.instance = instance if instance is not None else f"pool-{secrets.token_hex(6)}"
         self._epoch = secrets.randbits(63) | 1
         self._name = NameLock(self.instance)
         try:
-            self._space = build_space(layout, hbm, dram, config, self._epoch)
+            self._space = build_space(layout, hbm, dram, config, self._epoch, open_device(device))
         except BaseException:
             self._name.close()
             raise
@@ -177,11 +176,12 @@ class MemPool(PoolTiers, PoolTransfers):
         """How many layers of each block are sealed, from the first on; all of a sealed block."""
         return self._store.sealed_layers(self._handles(blocks))
 
-    def view(self, tier: Tier = Tier.HBM) -> npt.NDArray[np.generic]:
+    def view(self, tier: Tier = Tier.HBM) -> Any:
         """The tier's memory, `[slots, layers, parts, block_tokens, heads, dim]`, without a copy; bfloat16 as uint16.
 
         It spans the tier's maximum, so it stays right when the pool is resized and keeps the memory after close().
-        Slots beyond the current size read as zeros and must not be written.
+        Slots beyond the current size read as zeros and must not be written. A numpy array; of HBM on a GPU a
+        DeviceArray, which torch.from_dlpack takes, as it does the other.
         """
         return self._memory(tier).view()
 

@@ -110,10 +110,13 @@ class BlockSpace:
     def copy(self, source: int, target: int, slots: Int32Array, to: Int32Array) -> None:
         """The bytes of rows `slots` of one tier into rows `to` of another, without the GIL."""
         layout = self.layout
-        swap_blocks(
-            self.tiers[source].geometry(), self.tiers[target].geometry(), slots, to,
-            layout.num_planes, layout.plane_bytes, self.copy_threads,
-        )  # fmt: skip
+        one, other = self.tiers[source], self.tiers[target]
+        device = one.device or other.device
+        if device is None:
+            planes = layout.num_planes, layout.plane_bytes
+            swap_blocks(one.geometry(), other.geometry(), slots, to, *planes, self.copy_threads)
+            return
+        device.swap_blocks(one.geometry(), other.geometry(), slots, to, layout.num_planes, layout.plane_bytes)
 
     def drop(self, handles: UInt64Array, reason: str) -> int:
         """The index gave these up: drop its references. -> how many blocks became free by it"""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ConfigError
-from poolweave.mempool._native import TierGeometry
+from poolweave.mempool._native import Device, TierGeometry
 from poolweave.mempool.arena import Arena, ArenaStats
 from poolweave.mempool.config import PoolConfig
+from poolweave.mempool.device import DeviceArray
 from poolweave.mempool.tier_window import TierWindow
 from poolweave.transfer import KVLayout, Region
 from poolweave.types import Tier
 
 TIERS = (Tier.HBM, Tier.DRAM)  # by the core's tier number: the fastest first
 MAX_SLOTS = (1 << 30) - 1
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +33,27 @@ class TierSize:
     nbytes: int
     max_bytes: int
     page_bytes: int
+    owner: str = "this machine"
+    owner_bytes: int = field(default_factory=_machine_bytes)
 
     @classmethod
-    def of(cls, setting: str, nbytes: int, max_bytes: int | None, page_bytes: int) -> TierSize:
+    def of(
+        cls, setting: str, nbytes: int, max_bytes: int | None, page_bytes: int, device: Device | None = None
+    ) -> TierSize:
+        """Of the machine's memory, or of a device's."""
+        most = _machine_bytes() if device is None else device.total_bytes
+        owner = "this machine" if device is None else f"device cuda:{device.ordinal}"
         if max_bytes is None:
-            max_bytes = max(4 * nbytes, _machine_bytes())
-        return cls(setting, nbytes, max_bytes, page_bytes)
+            max_bytes = max(4 * nbytes, most)
+        return cls(setting, nbytes, max_bytes, page_bytes, owner, most)
 
     def slots(self, layout: KVLayout, nbytes: int) -> int:
         """Blocks that fit `nbytes`."""
-        if nbytes > _machine_bytes():
+        if nbytes > self.owner_bytes:
             raise ConfigError(
-                f"{self.setting}={nbytes} bytes is more than this machine's memory of {_machine_bytes()} bytes; ask "
+                f"{self.setting}={nbytes} bytes is more than {self.owner}'s memory of {self.owner_bytes} bytes; ask "
                 f"for less, and let max_{self.setting} say what the tier may grow to elsewhere",
-                setting=self.setting, value=nbytes, limit=_machine_bytes(),
+                setting=self.setting, value=nbytes, limit=self.owner_bytes,
             )  # fmt: skip
         slots = nbytes // layout.block_bytes
         if slots < 1 or slots > MAX_SLOTS:
@@ -57,10 +69,6 @@ class TierSize:
         return slots
 
 
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 class TierMemory:
     """Slots [0, num_slots) have memory; views span the maximum, so growing never moves them.
 
@@ -69,8 +77,13 @@ class TierMemory:
     time changes it (the pool, under its lock).
     """
 
-    def __init__(self, tier: Tier, layout: KVLayout, size: TierSize, config: PoolConfig) -> None:
+    device: Device | None = None  # whose memory it is; None: the host's
+
+    def __init__(
+        self, tier: Tier, layout: KVLayout, size: TierSize, config: PoolConfig, device: Device | None = None
+    ) -> None:  # fmt: skip
         self.tier = tier
+        self.device = device
         self.layout = layout
         self._size = size
         self.num_slots = self.cap_slots = size.slots(layout, size.nbytes)
@@ -79,7 +92,7 @@ class TierMemory:
         span = self.max_slots * layout.block_bytes
         self._arena = Arena(
             self._page_end(self.num_slots) * size.page_bytes, capacity=span, page_bytes=size.page_bytes,
-            huge_pages=config.huge_pages, pinned=config.pinned,
+            huge_pages=config.huge_pages, pinned=config.pinned, device=device,
         )  # fmt: skip
         self._range = self._arena.reserve(span, sole=True)
         self._range.map(0, self._page_end(self.num_slots))
@@ -130,18 +143,26 @@ class TierMemory:
             first = max(first, self._page_end(slot + 1))
         self._range.drop(first, self._range.num_pages - first)
 
-    def view(self) -> npt.NDArray[np.generic]:
+    def view(self) -> npt.NDArray[np.generic] | DeviceArray:
         """`[max_slots, layers, parts, block_tokens, heads, dim]` over the range, which it keeps alive; no copy.
 
-        Slots without memory read as zeros and must not be written.
+        Slots without memory read as zeros, on a device not even that, and must not be written.
         """
+        if self.device is not None:
+            return DeviceArray(self._range.address, self.device, self.layout, self.max_slots, self._range)
         return self.layout.view(self._range.buffer(), self.max_slots)
 
     def region(self) -> Region:
-        return Region(self.tier, self._arena.readonly_fd(), self._range.address, self._range.nbytes, self.max_slots)
+        fd = -1 if self.device is not None else self._arena.readonly_fd()
+        return Region(self.tier, fd, self._range.address, self._range.nbytes, self.max_slots, device=self.device)
 
     def window(self) -> TierWindow:
         """The same memory for another process of this instance. Raises ConfigError where its pages lie scattered."""
+        if self.device is not None:
+            raise ConfigError(
+                f"{self.setting} lies on a device, whose memory other processes cannot map; set device='cpu'",
+                setting="device",
+            )
         if self.layout.order != "aggregated" or not self._range.sole:
             raise ConfigError(
                 f"only an aggregated tier with its own arena can be opened by workers; give {self.setting} a size",

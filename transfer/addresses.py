@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from poolweave.errors import AddressInUse, ConfigError, SystemCallFailed
 
-SCHEMES = ("arena", "inproc", "shm", "nixl", "tcp")  # in the order in which "auto" prefers them
-_NETWORK = ("nixl", "tcp")  # those that listen on a port
+SCHEMES = ("arena", "inproc", "shm", "nccl", "nixl", "tcp")  # in the order in which "auto" prefers them
+_NETWORK = ("nccl", "nixl", "tcp")  # those that listen on a port
 _BACKLOG = 1024
 _MAX_NAME = 80  # an abstract name has 107 bytes, prefix included
 

@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 
-from poolweave.transfer._native import hash_blocks
 from poolweave.transfer.regions import OwnMemory
 from poolweave.transfer.store import Loan
 from poolweave.types import UInt64Array
@@ -39,7 +38,7 @@ class ChecksumCache:
         hashes = np.empty(len(handles), np.uint64)
         missing = [i for i, handle in enumerate(handles) if i >= num_whole or handle not in known]
         if len(missing) == len(handles):
-            hash_blocks(self._memory.extents(loan.tiers, loan.slots), 0, self._threads, hashes)
+            self._memory.hash_blocks(self._memory.extents(loan.tiers, loan.slots), self._threads, hashes)
         else:
             with self._lock:
                 found = [known.get(handle, 0) for handle in handles]
@@ -54,7 +53,7 @@ class ChecksumCache:
         if missing:
             rows = np.asarray(missing)
             fresh = np.empty(len(missing), np.uint64)
-            hash_blocks(self._memory.extents(loan.tiers[rows], loan.slots[rows]), 0, self._threads, fresh)
+            self._memory.hash_blocks(self._memory.extents(loan.tiers[rows], loan.slots[rows]), self._threads, fresh)
             hashes[rows] = fresh
 
     def _remember(self, handles: list[int], rows: list[int], num_whole: int, hashes: UInt64Array) -> None:

@@ -17,10 +17,11 @@ from poolweave.transfer.transports.inproc import Exchange
 class TransferConfig:
     """How one instance sends and receives. Raises ConfigError for settings out of range or transports unknown here.
 
-    `listen`: "shm", "arena", "inproc", "tcp" or "nixl" (any port of the loopback), or whole addresses; or several.
+    `listen`: "shm", "arena", "inproc", "tcp", "nixl" or, for pools on GPUs, "nccl" (any port of the loopback), or whole
+    addresses; or several.
     `hand_over`: whether blocks that come over "arena" stay where the sender has them: "auto", where that can be; "off",
     they are copied; "require", a transfer fails that would copy a whole block.
-    `advertise`: the tcp:// or nixl:// address by which peers reach this instance, where it listens on another.
+    `advertise`: the tcp://, nixl:// or nccl:// address by which peers reach this instance, where it listens on another.
     `secret`: authenticates all control frames; the same on all instances, or on none.
     `tls`: certificates for connections over tcp, control and data; on all instances, or on none.
     `shard`: which part of a model this instance's pool holds, where it is cut over several; None: all of it.
@@ -66,7 +67,9 @@ class TransferConfig:
         if self.secret is not None and len(self.secret) < 16:
             raise ConfigError(f"a secret needs at least 16 bytes, got {len(self.secret)}", setting="secret")
         if self.advertise is not None and Address.parse(self.advertise).is_local:
-            raise ConfigError("advertise is a tcp:// or nixl:// address", setting="advertise", value=self.advertise)
+            raise ConfigError(
+                "advertise is a tcp://, nixl:// or nccl:// address", setting="advertise", value=self.advertise
+            )
         self.doors("whoever")  # says now what is no address, not at the first transfer
 
     def doors(self, instance: str) -> tuple[Address, ...]:
@@ -76,8 +79,11 @@ class TransferConfig:
         schemes = [door.scheme for door in doors]
         if not doors or len(set(schemes)) != len(schemes):
             raise ConfigError(f"listen={texts} must name one address a transport", setting="listen", value=str(texts))
-        if self.tls is not None and "nixl" in schemes:
-            raise ConfigError("tls does not cover what NIXL moves; listen on tcp, or leave tls out", setting="tls")
+        for other, name in (("nixl", "NIXL"), ("nccl", "NCCL")):
+            if self.tls is not None and other in schemes:
+                raise ConfigError(
+                    f"tls does not cover what {name} moves; listen on tcp, or leave tls out", setting="tls"
+                )
         return doors
 
 

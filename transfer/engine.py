@@ -26,7 +26,7 @@ from poolweave.transfer.stats import TransferStats
 from poolweave.transfer.store import BlockStore, Payer
 from poolweave.transfer.tls import Tls
 from poolweave.transfer.transport import Home, Limits, Transport
-from poolweave.transfer.transports import TRANSPORTS
+from poolweave.transfer.transports import ON_DEVICES, TRANSPORTS
 from poolweave.types import Tier, require_timeout
 
 _NOBODY = Payer()
@@ -71,6 +71,12 @@ class TransferEngine:
         self._transports: dict[str, Transport] = {}
         try:
             for address in (door.on(self._home.memory.arena) for door in doors):
+                if self._home.memory.device is not None and address.scheme not in ON_DEVICES:
+                    raise ConfigError(
+                        f"a pool on a GPU cannot be reached over {address.scheme}; listen on "
+                        f"{', '.join(sorted(ON_DEVICES))}, or make the pool with device='cpu'",
+                        setting="listen", value=address.scheme,
+                    )  # fmt: skip
                 self._transports[address.scheme] = TRANSPORTS[address.scheme](self._home)
                 self._doors.append(Door(self._loop, address, limits, self._greet))
         except BaseException:
@@ -99,8 +105,8 @@ class TransferEngine:
         return {door.address.scheme: self._advertised(door.address) for door in self._doors}
 
     def connect(self, peer: str, address: str | Sequence[str] | Mapping[str, str]) -> None:
-        """Know `peer` by its address, or by several, of which the first usable one is taken: arena, inproc, shm, nixl,
-        tcp.
+        """Know `peer` by its address, or by several, of which the first usable one is taken: arena, inproc, shm, nccl,
+        nixl, tcp.
 
         Dials at the first transfer. Raises ConfigError for addresses whose transport this instance does not listen on.
         """
@@ -226,11 +232,11 @@ class TransferEngine:
         # Never longer than a lease: an offer made later needs no wake-up then, its deadline lies behind this one.
         return min(wanted, time.monotonic() + self._config.lease_s)
 
-    def _data_address(self, connection: socket.socket) -> str:
-        """Where a peer reached over `connection` finds our data plane."""
-        door = next(door for door in self._doors if door.address.scheme == "tcp")
+    def _data_address(self, connection: socket.socket, scheme: str) -> str:
+        """Where a peer reached over `connection` finds our data plane of this transport."""
+        door = next(door for door in self._doors if door.address.scheme == scheme)
         if self._config.advertise is None and door.address.is_wildcard:
-            return str(Address("tcp", connection.getsockname()[0], door.address.port))
+            return str(Address(scheme, connection.getsockname()[0], door.address.port))
         return self._advertised(door.address)
 
     def _advertised(self, address: Address) -> str:

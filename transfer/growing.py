@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from poolweave.errors import ConfigError, NotSealed, TransferFailed
-from poolweave.transfer._native import Window, hash_blocks
+from poolweave.transfer._native import Window
 from poolweave.transfer.checksums import ChecksumCache
 from poolweave.transfer.growth import Coverage, Stretch
 from poolweave.transfer.messages import MAX_STEPS, Ready
@@ -121,5 +121,5 @@ class Grower:
             return self._checksums.of_loan(loan, max(0, whole - stretch.first_block)).tobytes()
         hashes = np.empty(len(loan.blocks), np.uint64)
         extents = self._home.memory.extents(loan.tiers, loan.slots, windows)
-        hash_blocks(extents, 0, self._home.limits.copy_threads, hashes)
+        self._home.memory.hash_blocks(extents, self._home.limits.copy_threads, hashes)
         return hashes.tobytes()

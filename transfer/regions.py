@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from poolweave.errors import ProtocolError
-from poolweave.transfer._native import Extents, Grid, Tiers, Window
+from poolweave.transfer._native import Extents, Grid, Tiers, Window, hash_blocks
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import Space
 from poolweave.transfer.store import Region
-from poolweave.types import Int32Array
+from poolweave.types import Int32Array, UInt64Array
 
 TierArray = npt.NDArray[np.uint8]
 
@@ -56,7 +56,7 @@ def grid_of(layout: KVLayout, space: Space, base: int) -> Grid:
 
 
 class OwnMemory(Memory):
-    """The tiers of our own store."""
+    """The tiers of our own store. `device`: the GPU that one of them lies on."""
 
     def __init__(self, layout: KVLayout, regions: Sequence[Region]) -> None:
         self.layout = layout
@@ -65,6 +65,7 @@ class OwnMemory(Memory):
         self.bases = tuple(region.address for region in regions)
         self.fds = tuple(region.fd for region in regions)
         self.joints = tuple(region.joint for region in regions)
+        self.device = next((region.device for region in regions if region.device is not None), None)
         self.host = next((r for r in regions if r.joint is not None and r.joint.guests is not None), None)
         joint = self.host.joint if self.host is not None else None
         self.arena = f"{joint.arena:016x}" if joint is not None else ""  # names the arena whose blocks we can host
@@ -74,6 +75,13 @@ class OwnMemory(Memory):
                 for space, region in zip(self.spaces, regions, strict=True)
             }
         )
+
+    def hash_blocks(self, extents: Extents, threads: int, hashes: UInt64Array) -> None:
+        """XXH3-64 of each block of them, which are ours: where one may lie on a device, through the host's memory."""
+        if self.device is None:
+            hash_blocks(extents, 0, threads, hashes)
+        else:
+            self.device.hash_blocks(extents, 0, hashes)
 
 
 def map_bytes(fd: int, nbytes: int) -> npt.NDArray[np.uint8]:

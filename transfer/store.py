@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from poolweave.transfer._native import Tiers
+from poolweave.transfer._native import Device, Tiers
 from poolweave.transfer.layout import KVLayout
 from poolweave.transfer.messages import Offer
 from poolweave.types import Int32Array, Tier, UInt64Array
@@ -73,6 +73,7 @@ class Region:
     nbytes: int
     num_slots: int
     joint: Joint | None = None
+    device: Device | None = None  # whose memory it is, where it is not the host's
 
 
 class Loan(msgspec.Struct, frozen=True, eq=False):

@@ -42,7 +42,7 @@ class Home:
     leases: LeaseTable
     limits: Limits
     shard: Shard  # what the memory holds of the model
-    data_address: Callable[[socket.socket], str]  # where a peer reached over that connection finds our data plane
+    data_address: Callable[[socket.socket, str], str]  # where a peer reached over that connection finds our data plane
     exchange: object = None
 
 

@@ -39,7 +39,7 @@ void register_arena(nb::module_& m) {
         .value("PREFER", Want::kPrefer)
         .value("REQUIRE", Want::kRequire);
 
-    nb::class_<Arena>(m, "Arena", "Physical pages under a byte budget, in an anonymous memfd.")
+    nb::class_<Arena>(m, "Arena", "Physical pages under a byte budget.")
         .def_static("create", [](std::uint64_t capacity, std::uint64_t budget, std::uint64_t page_bytes, Want huge_pages, Want pinned) {
             return Arena::create(capacity, budget, page_bytes, {huge_pages, pinned});
         }, "capacity_bytes"_a, "budget_bytes"_a, "page_bytes"_a, "huge_pages"_a = Want::kOff, "pinned"_a = Want::kOff)
@@ -89,6 +89,7 @@ void register_arena(nb::module_& m) {
         .def("check", &Range::check)
         .def("buffer", [](nb::handle_t<Range> self) {
             const Range& range = nb::cast<const Range&>(self);
+            if (!range.arena()->is_host()) throw Error(Code::kConfig, "the host cannot read a device's memory");
             return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(range.data(), {range.nbytes()}, self);
         }, "The whole span as uint8[nbytes]; zeros where nothing is mapped.")
         .def_prop_ro("address", [](const Range& range) { return reinterpret_cast<std::uintptr_t>(range.data()); })

@@ -54,6 +54,7 @@ NB_MODULE(_core, m) {
     poolweave::bindings::register_catalogue(m);
     poolweave::bindings::register_events(m);
     poolweave::bindings::register_copy(m);
+    poolweave::bindings::register_device(m);
     poolweave::bindings::register_stream(m);
     poolweave::bindings::register_channel(m);
     poolweave::bindings::register_prompt_tree(m);

@@ -14,6 +14,7 @@ void register_catalogue(nanobind::module_& m);
 void register_intake(nanobind::module_& m);  // by register_catalogue
 void register_events(nanobind::module_& m);
 void register_copy(nanobind::module_& m);
+void register_device(nanobind::module_& m);  // after register_arena, register_blocks and register_copy
 void register_stream(nanobind::module_& m);
 void register_channel(nanobind::module_& m);
 void register_prompt_tree(nanobind::module_& m);

@@ -1,16 +1,8 @@
 #include "core/arena.hpp"
 
-#include <fcntl.h>
-#include <linux/magic.h>
-#include <linux/memfd.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <stdexcept>
 #include <string>
@@ -19,17 +11,6 @@
 
 namespace poolweave {
 namespace {
-
-[[noreturn]] void os_error(const char* what) {
-    const int number = errno;
-    throw Error(Code::kOs, std::string(what) + ": " + std::strerror(number), {number});
-}
-
-int duplicate(int fd) {
-    const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (copy < 0) os_error("cannot duplicate the arena's descriptor");
-    return copy;
-}
 
 constexpr std::uint64_t kHugeBytes = 2u << 20;
 
@@ -54,32 +35,12 @@ bool use_huge_pages(Want want, std::uint64_t budget_bytes, std::uint64_t page_by
                 {static_cast<std::int64_t>(needed), static_cast<std::int64_t>(free)});
 }
 
-bool lies_on_huge_pages(int fd) {
-    struct statfs system {};
-    return fstatfs(fd, &system) == 0 && static_cast<std::uint64_t>(system.f_type) == HUGETLBFS_MAGIC;
-}
+struct Pages {
+    std::uint64_t capacity;
+    std::uint64_t budget;
+};
 
-// Sealed at its full size: no reader can ever meet the end of the file. Mode 0400: another process of this user
-// cannot reopen the read-only descriptor for writing by accident.
-int create_file(std::uint64_t nbytes, bool huge) {
-    const unsigned kind = huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u;
-    const int fd = memfd_create("poolweave-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | kind);
-    if (fd < 0) os_error("cannot create the arena's memory");
-    const bool made = ftruncate(fd, static_cast<off_t>(nbytes)) == 0 && fchmod(fd, S_IRUSR) == 0 &&
-                      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
-    if (!made) {
-        const int number = errno;
-        close(fd);
-        errno = number;
-        os_error("cannot size the arena's memory");
-    }
-    return fd;
-}
-
-}  // namespace
-
-std::shared_ptr<Arena> Arena::create(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes,
-                                     MemoryKind kind) {
+Pages count_pages(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes) {
     const auto system_page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
     if (!std::has_single_bit(page_bytes) || page_bytes < system_page) {
         throw Error(Code::kConfig, "page_bytes must be a power of two of at least " + std::to_string(system_page) +
@@ -91,37 +52,41 @@ std::shared_ptr<Arena> Arena::create(std::uint64_t capacity_bytes, std::uint64_t
         throw Error(Code::kConfig, "an arena of " + std::to_string(capacity) + " pages cannot have a budget of " +
                                        std::to_string(budget) + "; it takes 1 to 2^32 - 2 pages and no larger budget");
     }
-    const int fd = create_file(capacity * page_bytes, use_huge_pages(kind.huge_pages, budget * page_bytes, page_bytes));
-    try {
-        return std::shared_ptr<Arena>(new Arena(fd, PageLedger::create(fd, page_bytes, capacity, budget), kind.pinned));
-    } catch (...) {
-        close(fd);
-        throw;
-    }
+    return {capacity, budget};
+}
+
+}  // namespace
+
+std::shared_ptr<Arena> Arena::create(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes,
+                                     MemoryKind kind) {
+    const Pages pages = count_pages(capacity_bytes, budget_bytes, page_bytes);
+    const bool huge = use_huge_pages(kind.huge_pages, pages.budget * page_bytes, page_bytes);
+    auto source = MemfdPages::create(pages.capacity * page_bytes, huge);
+    PageLedger ledger = PageLedger::create(*source, page_bytes, pages.capacity, pages.budget);
+    MemfdPages* const file = source.get();
+    return std::shared_ptr<Arena>(new Arena(std::move(source), std::move(ledger), kind.pinned, file));
+}
+
+std::shared_ptr<Arena> Arena::create_of(std::unique_ptr<PageSource> source, std::uint64_t capacity_bytes,
+                                        std::uint64_t budget_bytes, std::uint64_t page_bytes) {
+    const Pages pages = count_pages(capacity_bytes, budget_bytes, page_bytes);
+    PageLedger ledger = PageLedger::create(*source, page_bytes, pages.capacity, pages.budget);
+    return std::shared_ptr<Arena>(new Arena(std::move(source), std::move(ledger), Want::kOff, nullptr));
 }
 
 std::shared_ptr<Arena> Arena::attach(int data_fd, int ledger_fd, Want pinned) {
-    const int data = duplicate(data_fd);
-    try {
-        return std::shared_ptr<Arena>(new Arena(data, PageLedger::attach(data, duplicate(ledger_fd)), pinned));
-    } catch (...) {
-        close(data);
-        throw;
-    }
-}
-
-Arena::~Arena() {
-    if (readonly_fd_ >= 0) close(readonly_fd_);
-    close(data_fd_);
+    auto source = MemfdPages::attach(data_fd);
+    const std::uint64_t nbytes = source->nbytes();
+    PageLedger ledger = PageLedger::attach(*source, nbytes, duplicate_fd(ledger_fd));
+    MemfdPages* const file = source.get();
+    return std::shared_ptr<Arena>(new Arena(std::move(source), std::move(ledger), pinned, file));
 }
 
 Arena::Stats Arena::stats() {
     const PageLedger::Counts counts = ledger_.counts();
-    struct stat file {};
-    if (fstat(data_fd_, &file) != 0) os_error("cannot stat the arena's memory");
     const std::uint64_t page = page_bytes();
     return {page, counts.capacity * page, counts.budget * page, counts.held * page, counts.kept * page,
-            static_cast<std::uint64_t>(file.st_blocks) * 512, counts.processes, lies_on_huge_pages(data_fd_),
+            source_->resident_bytes(), counts.processes, source_->huge_pages(),
             static_cast<std::uint64_t>(pinned_bytes_.load()), counts.guests * page, counts.orphans * page};
 }
 
@@ -131,14 +96,11 @@ void Arena::check() {
     if (s.resident_bytes > s.held_bytes + s.kept_bytes) throw std::logic_error("free pages without memory have memory");
 }
 
-int Arena::readonly_fd() {
-    const std::lock_guard lock(mutex_);
-    if (readonly_fd_ < 0) {
-        const std::string path = "/proc/self/fd/" + std::to_string(data_fd_);
-        readonly_fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (readonly_fd_ < 0) os_error("cannot reopen the arena's memory read-only");
+MemfdPages& Arena::file() const {
+    if (file_ == nullptr) {
+        throw Error(Code::kConfig, "memory of a device is its process's own: only an arena of host memory has descriptors to pass on");
     }
-    return readonly_fd_;
+    return *file_;
 }
 
 }  // namespace poolweave

@@ -1,14 +1,13 @@
-// Physical pages of one tier under a byte budget: an anonymous memfd and the ledger that says who holds which page.
-// Ranges (range.hpp) map its pages into address space. Nothing is named in /dev/shm; the memory goes with the last
-// process that has it open.
+// Physical pages of one tier under a byte budget: where they come from, and the ledger that says who holds which page.
+// Ranges (range.hpp) map its pages into address space. Host memory can be joined by other processes (memfd_pages.hpp).
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
+#include "core/memfd_pages.hpp"
 #include "core/page_ledger.hpp"
 
 namespace poolweave {
@@ -29,7 +28,7 @@ class Arena {
         std::uint64_t budget_bytes;
         std::uint64_t held_bytes;      // in ranges of any process
         std::uint64_t kept_bytes;      // free, their memory kept for reuse
-        std::uint64_t resident_bytes;  // what the system has given the file
+        std::uint64_t resident_bytes;  // what the system has given
         std::uint64_t processes;
         bool huge_pages;               // obtained
         std::uint64_t pinned_bytes;    // obtained, in this process
@@ -41,12 +40,14 @@ class Arena {
     // system's, a budget above the capacity, or a required kind of memory that cannot be had.
     static std::shared_ptr<Arena> create(std::uint64_t capacity_bytes, std::uint64_t budget_bytes, std::uint64_t page_bytes,
                                          MemoryKind kind = {});
+    // The same of other memory than the host's: private to this process, and neither huge nor pinned.
+    static std::shared_ptr<Arena> create_of(std::unique_ptr<PageSource> source, std::uint64_t capacity_bytes,
+                                            std::uint64_t budget_bytes, std::uint64_t page_bytes);
     // Join an arena of another process by its two descriptors, which are duplicated. The file decides on huge pages.
     static std::shared_ptr<Arena> attach(int data_fd, int ledger_fd, Want pinned = Want::kOff);
 
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
-    ~Arena();
 
     void set_budget(std::uint64_t bytes) { ledger_.set_budget(to_pages(bytes)); }
     std::uint64_t trim() { return ledger_.trim() * page_bytes(); }
@@ -55,24 +56,27 @@ class Arena {
     void check();
 
     PageLedger& ledger() noexcept { return ledger_; }
-    int data_fd() const noexcept { return data_fd_; }
-    int ledger_fd() const noexcept { return ledger_.fd(); }
+    PageSource& source() noexcept { return *source_; }
+    bool is_host() const noexcept { return file_ != nullptr; }
+    // What attach() takes, and the file opened read-only. Throws kConfig for memory that has no file.
+    int data_fd() const { return file().fd(); }
+    int ledger_fd() const { return file(), ledger_.fd(); }
+    int readonly_fd() const { return file().readonly_fd(); }
     Want pinned() const noexcept { return pinned_; }
     void count_pinned(std::int64_t nbytes) noexcept { pinned_bytes_ += nbytes; }
-    // The same file opened read-only, for peers; owned by the arena.
-    int readonly_fd();
     std::uint64_t page_bytes() const noexcept { return ledger_.page_bytes(); }
     std::uint64_t to_pages(std::uint64_t bytes) const noexcept { return (bytes + page_bytes() - 1) / page_bytes(); }
 
   private:
-    Arena(int data_fd, PageLedger&& ledger, Want pinned) : data_fd_(data_fd), ledger_(std::move(ledger)), pinned_(pinned) {}
+    Arena(std::unique_ptr<PageSource> source, PageLedger&& ledger, Want pinned, MemfdPages* file)
+        : source_(std::move(source)), ledger_(std::move(ledger)), pinned_(pinned), file_(file) {}
+    MemfdPages& file() const;
 
-    int data_fd_;
+    std::unique_ptr<PageSource> source_;
     PageLedger ledger_;
     Want pinned_;
+    MemfdPages* file_;  // the source, where it is one
     std::atomic<std::int64_t> pinned_bytes_ = 0;
-    std::mutex mutex_;  // guards readonly_fd_
-    int readonly_fd_ = -1;
 };
 
 }  // namespace poolweave

@@ -95,7 +95,7 @@ PageLedger::Header* PageLedger::map(int ledger_fd, std::size_t nbytes) {
     return static_cast<Header*>(memory);
 }
 
-PageLedger PageLedger::create(int data_fd, std::size_t page_bytes, std::uint64_t capacity, std::uint64_t budget) {
+PageLedger PageLedger::create(PageSource& source, std::size_t page_bytes, std::uint64_t capacity, std::uint64_t budget) {
     const std::size_t nbytes = ledger_bytes(sizeof(Header), capacity);
     const int fd = memfd_create("poolweave-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) os_error("cannot create the arena's ledger");
@@ -119,36 +119,35 @@ PageLedger PageLedger::create(int data_fd, std::size_t page_bytes, std::uint64_t
     header->capacity = capacity;
     header->budget = budget;
     header->magic = kMagic;
-    PageLedger ledger(data_fd, fd, header, nbytes);
+    PageLedger ledger(source, fd, header, nbytes);
     ledger.enroll();
     return ledger;
 }
 
-PageLedger PageLedger::attach(int data_fd, int ledger_fd) {
+PageLedger PageLedger::attach(PageSource& source, std::uint64_t data_bytes, int ledger_fd) {
     Header* header = nullptr;
     std::size_t nbytes = 0;
     try {
         struct stat ledger_stat {};
-        struct stat data_stat {};
-        if (fstat(ledger_fd, &ledger_stat) != 0 || fstat(data_fd, &data_stat) != 0) os_error("cannot stat the arena's files");
+        if (fstat(ledger_fd, &ledger_stat) != 0) os_error("cannot stat the arena's ledger");
         nbytes = static_cast<std::size_t>(ledger_stat.st_size);
         if (nbytes >= sizeof(Header)) header = map(ledger_fd, nbytes);
         const bool ours = header != nullptr && header->magic == kMagic &&
                           nbytes == ledger_bytes(sizeof(Header), header->capacity) &&
-                          static_cast<std::uint64_t>(data_stat.st_size) == header->capacity * header->page_bytes;
+                          data_bytes == header->capacity * header->page_bytes;
         if (!ours) throw Error(Code::kConfig, "the descriptors are not the two files of one arena of this version");
     } catch (...) {
         if (header != nullptr) munmap(header, nbytes);
         close(ledger_fd);
         throw;
     }
-    PageLedger ledger(data_fd, ledger_fd, header, nbytes);
+    PageLedger ledger(source, ledger_fd, header, nbytes);
     ledger.enroll();
     return ledger;
 }
 
-PageLedger::PageLedger(int data_fd, int ledger_fd, Header* header, std::size_t nbytes)
-    : data_fd_(data_fd),
+PageLedger::PageLedger(PageSource& source, int ledger_fd, Header* header, std::size_t nbytes)
+    : source_(&source),
       ledger_fd_(ledger_fd),
       header_(header),
       owners_(reinterpret_cast<std::uint32_t*>(header + 1)),
@@ -156,7 +155,7 @@ PageLedger::PageLedger(int data_fd, int ledger_fd, Header* header, std::size_t n
       nbytes_(nbytes) {}
 
 PageLedger::PageLedger(PageLedger&& other) noexcept
-    : data_fd_(other.data_fd_),
+    : source_(other.source_),
       ledger_fd_(std::exchange(other.ledger_fd_, -1)),
       header_(std::exchange(other.header_, nullptr)),
       owners_(other.owners_),
@@ -234,7 +233,7 @@ void PageLedger::take(std::span<std::uint32_t> pages, std::uint32_t first) {
         own(page);
         wish = std::uint64_t{page} + 1;
     }
-    punch_excess(h.budget);
+    release_excess(h.budget);
 }
 
 void PageLedger::give(std::span<const std::uint32_t> pages) {
@@ -252,7 +251,7 @@ void PageLedger::give(std::span<const std::uint32_t> pages) {
         ++h.kept;
         h.lowest_free = std::min<std::uint64_t>(h.lowest_free, page);
     }
-    punch_excess(h.budget);
+    release_excess(h.budget);
 }
 
 bool PageLedger::hold(std::span<const std::uint32_t> pages, const Member& lender) {
@@ -278,7 +277,7 @@ void PageLedger::unhold(std::span<const std::uint32_t> pages) noexcept {
     try {
         Guard guard(*this);
         for (const std::uint32_t page : pages) remove_guest(page, self_ - kFirstOwner);
-        punch_excess(header_->budget);
+        release_excess(header_->budget);
     } catch (const Error&) {  // an unusable mutex: the pages go with the process
     }
 }
@@ -306,13 +305,13 @@ void PageLedger::set_budget(std::uint64_t pages) {
                                        std::to_string(header_->capacity) + "; create it with a larger capacity");
     }
     header_->budget = pages;
-    punch_excess(pages);
+    release_excess(pages);
 }
 
 std::uint64_t PageLedger::trim() {
     Guard guard(*this);
     const std::uint64_t kept = header_->kept;
-    punch_excess(0);
+    release_excess(0);
     return kept;
 }
 
@@ -394,7 +393,7 @@ std::uint64_t PageLedger::reap_locked() {
         opener = {};
     }
     const std::uint64_t freed = header_->kept - before;
-    if (freed > 0) punch_excess(header_->budget);
+    if (freed > 0) release_excess(header_->budget);
     return freed;
 }
 
@@ -465,19 +464,16 @@ void PageLedger::own(std::uint32_t page) {
     ++h.held;
 }
 
-// Punch kept pages, highest first, until held + kept <= allowed (or nothing is kept).
-void PageLedger::punch_excess(std::uint64_t allowed) {
+// Release kept pages, highest first, until held + kept <= allowed (or nothing is kept).
+void PageLedger::release_excess(std::uint64_t allowed) {
     Header& h = *header_;
     for (std::uint64_t page = h.touched; h.kept > 0 && h.held + h.kept > allowed && page-- > 0;) {
         if (owners_[page] != kKept) continue;
-        std::uint64_t first = page;  // a run of kept pages is punched by one call
+        std::uint64_t first = page;  // a run of kept pages goes by one call
         std::uint64_t excess = std::min(h.held + h.kept - allowed, h.kept);
         while (page - first + 1 < excess && first > 0 && owners_[first - 1] == kKept) --first;
         const std::uint64_t count = page - first + 1;
-        if (fallocate(data_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first * h.page_bytes),
-                      static_cast<off_t>(count * h.page_bytes)) != 0) {
-            os_error("cannot return pages to the system");
-        }
+        source_->release(first * h.page_bytes, count * h.page_bytes);
         std::fill(owners_ + first, owners_ + page + 1, kHole);
         h.kept -= count;
         page = first;

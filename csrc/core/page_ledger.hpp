@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "core/page_source.hpp"
 #include "core/process.hpp"
 
 namespace poolweave {
@@ -33,10 +34,11 @@ class PageLedger {
         std::uint32_t place = 0;  // in the list of openers
     };
 
-    // A new ledger of `capacity` pages that may use `budget` of them; `data_fd` is the file the pages lie in.
-    static PageLedger create(int data_fd, std::size_t page_bytes, std::uint64_t capacity, std::uint64_t budget);
-    // The ledger that another process made; takes over `ledger_fd`, also when it throws kConfig because it is none of ours.
-    static PageLedger attach(int data_fd, int ledger_fd);
+    // A new ledger of `capacity` pages that may use `budget` of them; `source` is where they come from, and outlives it.
+    static PageLedger create(PageSource& source, std::size_t page_bytes, std::uint64_t capacity, std::uint64_t budget);
+    // The ledger that another process made of `data_bytes`; takes over `ledger_fd`, also when it throws kConfig because it
+    // is none of ours.
+    static PageLedger attach(PageSource& source, std::uint64_t data_bytes, int ledger_fd);
 
     PageLedger(const PageLedger&) = delete;
     PageLedger& operator=(const PageLedger&) = delete;
@@ -50,9 +52,9 @@ class PageLedger {
     void take(std::span<std::uint32_t> pages, std::uint32_t first);
     // Pages held by this registration become free; their memory is kept unless the budget is exceeded.
     void give(std::span<const std::uint32_t> pages);
-    // Grow at once, or shrink: kept pages are punched until the rest fits; held ones stay until given.
+    // Grow at once, or shrink: kept pages are released until the rest fits; held ones stay until given.
     void set_budget(std::uint64_t pages);
-    // Punch every kept page. Returns how many.
+    // Release every kept page. Returns how many.
     std::uint64_t trim();
     // Free the pages of processes that died. Returns how many.
     std::uint64_t reap();
@@ -81,7 +83,7 @@ class PageLedger {
     struct Header;
     class Guard;
 
-    PageLedger(int data_fd, int ledger_fd, Header* header, std::size_t nbytes);
+    PageLedger(PageSource& source, int ledger_fd, Header* header, std::size_t nbytes);
     static Header* map(int ledger_fd, std::size_t nbytes);
     void enroll();
     void rebuild();
@@ -93,9 +95,9 @@ class PageLedger {
     void remove_guest_everywhere(std::uint32_t place) noexcept;
     std::uint32_t find_free();
     void own(std::uint32_t page);
-    void punch_excess(std::uint64_t allowed);
+    void release_excess(std::uint64_t allowed);
 
-    int data_fd_;
+    PageSource* source_;
     int ledger_fd_;
     Header* header_;
     std::uint32_t* owners_;

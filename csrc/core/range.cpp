@@ -17,7 +17,6 @@
 namespace poolweave {
 namespace {
 
-constexpr int kReserve = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 constexpr std::uint64_t kMapsLeftForOthers = 1024;
 
 // Throws when `needed` kernel mappings more could exceed vm.max_map_count. Says nothing where /proc is not readable.
@@ -58,22 +57,18 @@ Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole, std:
     pinned_.assign(pages, false);
     arena_->ledger().add_range(sole);
     nbytes_ = (pages + guest_pages) * page;
-    reserved_bytes_ = nbytes_ + page;  // room to align the base
-    reserved_ = mmap(nullptr, reserved_bytes_, PROT_READ, kReserve, -1, 0);
-    if (reserved_ == MAP_FAILED) {
-        const int number = errno;
+    try {
+        base_ = arena_->source().reserve(nbytes_, page);
+    } catch (const Error&) {
         arena_->ledger().drop_range();
         unshare_table();
-        throw Error(Code::kOs, "cannot reserve " + std::to_string(nbytes_) + " bytes of address space: " + std::strerror(number),
-                    {number});
+        throw;
     }
-    const auto address = reinterpret_cast<std::uintptr_t>(reserved_);
-    base_ = reinterpret_cast<std::byte*>((address + page - 1) / page * page);
 }
 
 Range::~Range() {
     forget_pins(0, num_pages());
-    munmap(reserved_, reserved_bytes_);
+    arena_->source().unreserve(base_, nbytes_);
     guest_arena_.reset();  // its registration ends, and all that it held as a guest
     std::vector<std::uint32_t> pages;
     std::copy_if(table_.begin(), table_.end(), std::back_inserter(pages), [](std::uint32_t p) { return p != kNoPage; });
@@ -135,19 +130,11 @@ void Range::map_locked(std::uint64_t first, std::uint64_t count) {
     const bool follow = !sole_ && before != kNoPage;  // join the mapping below
     std::vector<std::uint32_t> pages(count);
     arena_->ledger().take(pages, follow ? before + 1 : static_cast<std::uint32_t>(first));
-    if (!map_runs(first, pages)) {
-        const int number = errno;
-        reserve_again(first, count);
-        arena_->ledger().give(pages);
-        throw Error(number == ENOMEM ? Code::kConfig : Code::kOs,
-                    "cannot map " + std::to_string(count) + " pages (" + std::strerror(number) +
-                        "); raise page_bytes or `sysctl vm.max_map_count`",
-                    number == ENOMEM ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{number});
-    }
     try {
+        map_runs(first, pages);
         pin(first, count);
     } catch (const Error&) {
-        reserve_again(first, count);
+        unmap_pages(first, count);
         arena_->ledger().give(pages);
         throw;
     }
@@ -157,7 +144,7 @@ void Range::map_locked(std::uint64_t first, std::uint64_t count) {
 
 void Range::unmap_locked(std::uint64_t first, std::uint64_t count) {
     if (count == 0) return;
-    if (!reserve_again(first, count)) {
+    if (!unmap_pages(first, count)) {
         const int number = errno;
         throw Error(Code::kOs, std::string("cannot unmap pages: ") + std::strerror(number), {number});
     }
@@ -212,19 +199,15 @@ void Range::require(std::uint64_t first, std::uint64_t count, bool mapped) const
     }
 }
 
-// One mmap a run of neighbouring arena pages. False with errno set when one failed.
-bool Range::map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages) {
+// One mapping a run of neighbouring arena pages. Throws kConfig, kOs.
+void Range::map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages) {
     const std::uint64_t page = arena_->page_bytes();
     for (std::size_t begin = 0; begin < pages.size();) {
         std::size_t end = begin + 1;
         while (end < pages.size() && pages[end] == pages[end - 1] + 1) ++end;
-        void* const at = base_ + (first + begin) * page;
-        void* const got = mmap(at, (end - begin) * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, arena_->data_fd(),
-                               static_cast<off_t>(std::uint64_t{pages[begin]} * page));
-        if (got == MAP_FAILED) return false;
+        arena_->source().map(base_ + (first + begin) * page, std::uint64_t{pages[begin]} * page, (end - begin) * page);
         begin = end;
     }
-    return true;
 }
 
 // Lock what was just mapped, as the arena wants it. Throws kConfig when it must be and cannot.
@@ -257,9 +240,9 @@ void Range::forget_pins(std::uint64_t first, std::uint64_t count) noexcept {
     arena_->count_pinned(-pages * static_cast<std::int64_t>(arena_->page_bytes()));
 }
 
-bool Range::reserve_again(std::uint64_t first, std::uint64_t count) noexcept {
+bool Range::unmap_pages(std::uint64_t first, std::uint64_t count) noexcept {
     const std::uint64_t page = arena_->page_bytes();
-    return mmap(base_ + first * page, count * page, PROT_READ, kReserve | MAP_FIXED, -1, 0) != MAP_FAILED;
+    return arena_->source().unmap(base_ + first * page, count * page);
 }
 
 }  // namespace poolweave

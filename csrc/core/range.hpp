@@ -1,5 +1,5 @@
 // A span of reserved address space into which an arena's pages are mapped on demand.
-// What is not mapped reads as zeros (writing there faults); the span never moves, so growth keeps every view valid.
+// Of host memory, what is not mapped reads as zeros (writing there faults); the span never moves, so growth keeps every view valid.
 //
 //   address   base                                          base + nbytes
 //             [ mapped pages, read and write ][ zeros, read-only        )
@@ -70,10 +70,10 @@ class Range {
     void unmap_locked(std::uint64_t first, std::uint64_t count);
     template <typename Apply>
     void each_run(std::uint64_t first, std::uint64_t count, bool mapped, Apply apply);
-    bool map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages);
+    void map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages);
     void pin(std::uint64_t first, std::uint64_t count);
     void forget_pins(std::uint64_t first, std::uint64_t count) noexcept;
-    bool reserve_again(std::uint64_t first, std::uint64_t count) noexcept;
+    bool unmap_pages(std::uint64_t first, std::uint64_t count) noexcept;
     void share_table(std::uint64_t pages);
     void unshare_table() noexcept;
     void check_guests() const;
@@ -86,8 +86,6 @@ class Range {
     bool sole_;
     std::byte* base_ = nullptr;
     std::uint64_t nbytes_ = 0;
-    void* reserved_ = nullptr;  // what mmap returned; base_ is aligned to a page of the arena
-    std::uint64_t reserved_bytes_ = 0;
     mutable std::mutex mutex_;  // guards the table
     std::vector<std::uint32_t> private_table_;  // what table_ shows where nobody else reads it
     std::span<std::uint32_t> table_;            // of the own pages

@@ -168,7 +168,7 @@ void Range::have_guests(std::span<const std::int32_t> rows, std::uint64_t block_
 void Range::unmap_guests(std::span<const std::uint64_t> indices) noexcept {
     for (std::size_t begin = 0, end; begin < indices.size(); begin = end) {
         for (end = begin + 1; end < indices.size() && indices[end] == indices[end - 1] + 1;) ++end;
-        reserve_again(table_.size() + indices[begin], end - begin);
+        unmap_pages(table_.size() + indices[begin], end - begin);
     }
 }
 

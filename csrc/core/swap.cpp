@@ -14,12 +14,6 @@ namespace {
 constexpr std::uint64_t kBytesPerThread = 4u << 20;  // less is not worth a thread's start of about 20 us
 constexpr std::uint64_t kStreamedTotal = 2u << 20;   // a copy of this size does not stay in a cache anyway
 
-struct Piece {
-    std::byte* to;
-    const std::byte* from;
-    std::uint64_t nbytes;
-};
-
 // Appends all pieces, neighbours joined.
 void plan(std::vector<Piece>& pieces, const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
           std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes) {
@@ -72,11 +66,17 @@ void copy_all(const std::vector<Piece>& pieces, std::uint64_t total, bool stream
 
 }  // namespace
 
-void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
-                 std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads) {
+std::vector<Piece> plan_swap(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+                             std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes) {
     std::vector<Piece> pieces;
     pieces.reserve(num_planes * from_slots.size());
     plan(pieces, from, to, from_slots, to_slots, num_planes, plane_bytes);
+    return pieces;
+}
+
+void swap_blocks(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+                 std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes, unsigned threads) {
+    const std::vector<Piece> pieces = plan_swap(from, to, from_slots, to_slots, num_planes, plane_bytes);
     const std::uint64_t total = from_slots.size() * num_planes * plane_bytes;
     copy_all(pieces, total, total >= kStreamedTotal, threads);
 }

@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
+
+#include "core/piece.hpp"
 
 namespace poolweave {
 
@@ -13,6 +16,10 @@ struct TierGeometry {
     std::uint64_t slot_stride;
     std::uint64_t plane_stride;
 };
+
+// What swap_blocks() copies, for memory that something else must copy.
+std::vector<Piece> plan_swap(const TierGeometry& from, const TierGeometry& to, std::span<const std::int32_t> from_slots,
+                             std::span<const std::int32_t> to_slots, std::uint64_t num_planes, std::uint64_t plane_bytes);
 
 // Copy block from_slots[i] of `from` to to_slots[i] of `to`, `num_planes` planes of `plane_bytes` each. Aggregated blocks go
 // as one piece, and neighbours as one run. The two lists must not share memory. Up to `threads` threads.

@@ -46,7 +46,7 @@ class Want(enum.Enum):
     REQUIRE = 2
 
 class Arena:
-    """Physical pages under a byte budget, in an anonymous memfd."""
+    """Physical pages under a byte budget."""
 
     @staticmethod
     def create(
@@ -983,6 +983,75 @@ def store_word(
     """
     Store a lease word so that no later write of this process is seen before it.
     """
+
+class Device:
+    """One GPU by its primary context."""
+
+    @staticmethod
+    def open(ordinal: int) -> Device: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def granularity(self) -> int:
+        """Bytes: page sizes are multiples of it."""
+
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def free_bytes(self) -> int: ...
+    def arena(self, capacity_bytes: int, budget_bytes: int, page_bytes: int) -> Arena: ...
+    def swap_blocks(
+        self,
+        source: TierGeometry,
+        target: TierGeometry,
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        to: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        num_planes: int,
+        plane_bytes: int,
+    ) -> None:
+        """As swap_blocks(), where one of them is the device's."""
+
+    def gather(self, extents: Extents, begin: int, end: int, staged: int) -> None:
+        """Bytes of blocks laid one after the other to an address."""
+
+    def scatter(self, extents: Extents, begin: int, end: int, staged: int) -> None:
+        """Back from there."""
+
+    def hash_blocks(
+        self,
+        extents: Extents,
+        first: int,
+        hashes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None:
+        """As hash_blocks(), through host memory."""
+
+    def make_stream(self) -> int:
+        """-> its handle, to be dropped."""
+
+    def drop_stream(self, stream: int) -> None: ...
+    def is_idle(self, stream: int) -> bool:
+        """Whether all that was enqueued is done; raises what failed."""
+
+class CurrentDevice:
+    """
+    The device's context is current on this thread while one of these lives.
+    """
+
+    def __init__(self, device: Device) -> None: ...
+
+class DeviceBuffer:
+    """Memory of a device."""
+
+    def __init__(self, device: Device, nbytes: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def device_array(
+    address: int, ordinal: int, shape: Sequence[int], strides: Sequence[int], code: int, bits: int, keep: object
+) -> object:
+    """Memory of a device for DLPack; `keep` lives as long as it does."""
 
 class Wire:
     """Owns a connected socket of the data plane."""

@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,12 @@ _TIERS = (Tier.HBM, Tier.DRAM)
 class ReferenceStore:
     """`num_slots` blocks in each tier. Handles are generation << 32 | tier index << 24 | slot."""
 
-    def __init__(self, layout: KVLayout, num_slots: int = 32, *, mappable: bool = True, tiers: int = 2) -> None:
+    def __init__(
+        self, layout: KVLayout, num_slots: int = 32, *, mappable: bool = True, tiers: int = 2, device: Any = None
+    ) -> None:  # fmt: skip
+        """With a `device`, of the stand-in whose memory is this process's, HBM is said to lie there."""
+        self._device = device
+        mappable = mappable and device is None
         self._layout = layout
         self._lock = threading.RLock()
         self._num_slots = num_slots
@@ -135,8 +141,9 @@ class ReferenceStore:
         return self._layout
 
     def regions(self) -> tuple[Region, ...]:
+        devices = {Tier.HBM: self._device}
         return tuple(
-            Region(tier, fd, view.ctypes.data, view.nbytes, self._num_slots)
+            Region(tier, fd, view.ctypes.data, view.nbytes, self._num_slots, device=devices.get(tier))
             for tier, fd, view in zip(_TIERS, self._fds, self.bytes, strict=False)
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ref_block_store import ReferenceStore
 
+from poolweave._core import Device  # not public
 from poolweave.errors import ConfigError
 from poolweave.transfer import Exchange, KVLayout, Shipment, TransferConfig, TransferEngine
 from poolweave.transfer.transports.nixl import load_nixl
@@ -49,7 +50,8 @@ class World:
 
     def node(self, *, layout: KVLayout = LAYOUT, num_slots: int = 32, mappable: bool = True, **settings: Any) -> Node:
         settings = {"listen": self.listen, "exchange": self.exchange, "stall_s": 2.0, **settings}
-        store = ReferenceStore(layout, num_slots, mappable=mappable)
+        device = Device.open(0) if settings["listen"] == "nccl" else None
+        store = ReferenceStore(layout, num_slots, mappable=mappable, device=device)
         node = Node(TransferEngine(f"node-{os.getpid()}-{next(_names)}", store, TransferConfig(**settings)), store)
         self.nodes.append(node)
         return node
@@ -71,6 +73,7 @@ class World:
             node.engine.check()
             node.store.check()
             node.store.close()
+        self.nodes.clear()
 
 
 def require_nixl() -> None:

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from ref_gpu import Communicator, Nccl, one_gpu
 from ref_transfer_world import World, require_nixl
 
+from poolweave.transfer.transports import nccl
 
-@pytest.fixture(params=["inproc", "shm", "nixl", "tcp"])
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A GPU and NCCL, or what stands in for them; nothing of either may be left."""
+    with one_gpu() as stand_in:
+        monkeypatch.setattr(nccl, "load_nccl", lambda: Nccl)
+        yield stand_in
+        gc.collect()
+        assert stand_in.stand_in_used() == 0
+        assert Communicator.live == 0
+
+
+@pytest.fixture(params=["inproc", "shm", "nccl", "nixl", "tcp"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "nixl":
         require_nixl()
+    if request.param == "nccl":
+        request.getfixturevalue("gpu")
     one = World(request.param)
     yield one
     one.close()

@@ -19,6 +19,7 @@ from poolweave.errors import PeerLost, PoolweaveError, TransferFailed, TransferT
 from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
 from poolweave.transfer._native import Abort, Extents, Grid, Outcome, Pull, StreamServer, Tiers, Wire, pull_blocks
 from poolweave.transfer.transports.inproc import InprocSource
+from poolweave.transfer.transports.nccl import NcclSource
 from poolweave.transfer.transports.nixl import NixlSource
 from poolweave.transfer.transports.shm import MappedSource
 from poolweave.transfer.transports.tcp import TcpSource
@@ -33,7 +34,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
         self.open = threading.Event()
-        for kind in (MappedSource, InprocSource, NixlSource, TcpSource):
+        for kind in (MappedSource, InprocSource, NcclSource, NixlSource, TcpSource):
             monkeypatch.setattr(kind, "pull", self._held(kind.pull))
 
     def _held(self, pull: Callable[..., Outcome]) -> Callable[..., Outcome]:

@@ -18,6 +18,7 @@ from poolweave.errors import TransferFailed
 from poolweave.transfer import Shipment, pulls
 from poolweave.transfer._native import Outcome
 from poolweave.transfer.transports.inproc import InprocSource
+from poolweave.transfer.transports.nccl import NcclSource
 from poolweave.transfer.transports.nixl import NixlSource
 from poolweave.transfer.transports.shm import MappedSource
 from poolweave.transfer.transports.tcp import TcpSource
@@ -32,7 +33,9 @@ class BadBlock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, listen: str) -> None:
         self.index: int | None = None
         self.how: Callable[[], Outcome | None] = lambda: None
-        kind: Any = {"inproc": InprocSource, "shm": MappedSource, "nixl": NixlSource, "tcp": TcpSource}[listen]
+        kind: Any = {
+            "inproc": InprocSource, "shm": MappedSource, "nccl": NcclSource, "nixl": NixlSource, "tcp": TcpSource,
+        }[listen]  # fmt: skip
         original = kind.pull
 
         def pull(source: Any, slice_: Any) -> Outcome:

@@ -7,29 +7,17 @@ late request gets nothing. No Python runs between the first and the last byte.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Sequence
 
-from poolweave.errors import InstanceClosed, PoolweaveError, ProtocolError, TransferFailed
-from poolweave.transfer._native import (
-    GREETING_LIMIT,
-    FrameDecoder,
-    FrameEncoder,
-    Outcome,
-    Pull,
-    StreamServer,
-    Wire,
-    pull_blocks,
-)
-from poolweave.transfer.addresses import Address, tune
-from poolweave.transfer.keys import greeting_key
+from poolweave.errors import InstanceClosed
+from poolweave.transfer._native import Outcome, Pull, StreamServer, Wire, pull_blocks
+from poolweave.transfer.data_line import data_address, dial
 from poolweave.transfer.layout import KVLayout
-from poolweave.transfer.messages import REPLIES, DataHello, Hello, Refused, decode, encode, revive
+from poolweave.transfer.messages import Hello
 from poolweave.transfer.offers import OpenOffer
-from poolweave.transfer.tls import tls_failure
 from poolweave.transfer.transport import Home, PullSlice, Source
 
 _IDLE_S = 60.0  # the sender ends a data connection that asked for nothing this long
@@ -45,13 +33,10 @@ class TcpSource(Source):
     is_instant = False
 
     def __init__(self, home: Home, hello: Hello) -> None:
-        address = Address.parse(hello.data_address)
-        if address.scheme != "tcp":
-            raise ProtocolError(f"{hello.instance} gave {hello.data_address!r} for data over tcp")
         self._home = home
         self._peer = hello.instance
         self._epoch = hello.epoch
-        self._address = address
+        self._address = data_address(hello, "tcp")
         self._lock = threading.Lock()
         self._idle: list[tuple[float, Wire]] = []
         self._closed = False
@@ -94,51 +79,7 @@ class TcpSource(Source):
                 self._idle += [(now, wire) for wire in wires]
 
     def _open(self) -> Wire:
-        deadline = time.monotonic() + self._home.limits.connect_timeout_s
-        try:
-            sock = socket.create_connection(
-                (self._address.host, self._address.port), self._home.limits.connect_timeout_s
-            )
-        except OSError as error:
-            raise TransferFailed(
-                f"no data connection to {self._peer} at {self._address}: {error}; is its address reachable from here?",
-                peer=self._peer,
-                reason="connect",
-            ) from error
-        tls = self._home.limits.tls
-        if tls is not None:
-            sock = tls.dial(sock, self._address)
-        try:
-            tune(sock)
-            self._greet(sock, deadline)
-        except OSError as error:
-            sock.close()
-            why = tls_failure(sock) or error
-            raise TransferFailed(f"{self._peer} did not greet: {why}", peer=self._peer, reason="greeting") from error
-        except PoolweaveError:
-            sock.close()
-            raise
-        return Wire(sock.detach())
-
-    def _greet(self, sock: socket.socket, deadline: float) -> None:
-        key = greeting_key(self._home.limits.secret) if self._home.limits.secret is not None else None
-        nonce = secrets.token_bytes(16)
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        hello = DataHello(self._home.instance, self._peer, self._epoch, nonce)
-        sock.sendall(FrameEncoder(key).encode(encode(hello)))
-        decoder = FrameDecoder(GREETING_LIMIT, key)
-        while (payload := decoder.next()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("timed out")
-            sock.settimeout(left)
-            data = sock.recv(4096)
-            if not data:
-                raise ConnectionError("it closed the connection")
-            decoder.feed(data)
-        reply = decode(REPLIES, payload)
-        if isinstance(reply, Refused):
-            raise revive(reply.error, reply.message, reply.numbers, self._peer)
+        return Wire(dial(self._home, self._peer, self._epoch, self._address).detach())
 
 
 class TcpTransport:
@@ -151,7 +92,7 @@ class TcpTransport:
         self._server = StreamServer(home.limits.stall_s, _IDLE_S)
 
     def introduce(self, connection: socket.socket) -> tuple[str, tuple[int, ...]]:
-        return self._home.data_address(connection), ()
+        return self._home.data_address(connection, "tcp"), ()
 
     def attach(self, hello: Hello, fds: Sequence[int], layout: KVLayout) -> TcpSource:
         for fd in fds:

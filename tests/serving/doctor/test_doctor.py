@@ -21,7 +21,7 @@ def test_everything_required_is_there_and_areas_stay_together() -> None:
     checks = examine()
     assert exit_code(checks) == 0, as_text(checks)
     assert {check.name for check in checks} >= {
-        "python", "native core", "torch", "transformers", "CUDA", "shm", "tcp", "nixl", "huge pages", "memlock",
+        "python", "native core", "torch", "transformers", "CUDA", "shm", "tcp", "nixl", "nccl", "huge pages", "memlock",
         "memfd", "vm.max_map_count", "SmolLM2",
     }  # fmt: skip
     areas = [check.area for check in checks]

@@ -58,6 +58,7 @@ _OPTIONAL: Sequence[tuple[str, str, Callable[[], Finding]]] = (
     ("transport", "shm", probes.shm),
     ("transport", "tcp", probes.tcp),
     ("transport", "nixl", probes.nixl),
+    ("transport", "nccl", probes.nccl),
     ("memory", "free memory", probes.free_memory),
     ("memory", "huge pages", probes.huge_pages),
     ("memory", "memlock", probes.memlock),

@@ -149,6 +149,14 @@ def nixl() -> Finding:
     return Finding(True, f"{found.detail}; {rdma}")
 
 
+def nccl() -> Finding:
+    """The data plane between GPUs."""
+    found = package("nccl4py", "nccl")
+    if not found.active:
+        return Finding(False, "not installed; pools on GPUs cannot send to each other", "pip install 'poolweave[nccl]'")
+    return found
+
+
 # --- memory -------------------------------------------------------------------------------------------------
 
 
