@@ -1,5 +1,6 @@
 """Decoding several cold MoE models from one KV pool and one weights pool."""
 
+from poolweave.crosspool_engine.brought_kv import BroughtKv
 from poolweave.crosspool_engine.config import EngineConfig
 from poolweave.crosspool_engine.engine import DecodeEngine
 from poolweave.crosspool_engine.engine_stats import EngineStats
@@ -10,6 +11,7 @@ from poolweave.crosspool_engine.request import DecodeRequest, Emitted, Generatio
 from poolweave.crosspool_engine.served_model import Serving
 
 __all__ = [
+    "BroughtKv",
     "DecodeEngine",
     "DecodeRequest",
     "Emitted",

@@ -6,8 +6,9 @@ breaks. Only while no batch uses the blocks.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,27 +28,31 @@ class KvMemory:
         self._page_bytes = page_bytes
         self._locate = locate
 
-    def write(self, blocks: Sequence[int], rows: npt.NDArray[Any]) -> None:
-        """`rows` [len(blocks), layers, parts, block_tokens, heads, dim] into their places."""
-        for offset, part in self._parts(blocks, np.ascontiguousarray(rows).reshape(-1).view(np.uint8)):
-            os.pwrite(self._fd, part.data, offset)
+    def write(self, blocks: Sequence[int], rows: Iterable[npt.NDArray[Any]]) -> None:
+        """A row for each of `blocks`, `[layers, parts, block_tokens, heads, dim]` in one run, into their places."""
+        pieces = self._pieces(blocks)
+        for row, places in zip(rows, pieces, strict=True):
+            flat = row.reshape(-1).view(np.uint8)
+            for offset, begin, end in places:
+                os.pwrite(self._fd, flat[begin:end].data, offset)
 
     def read(self, blocks: Sequence[int]) -> npt.NDArray[Any]:
         """-> a copy, `[len(blocks), layers, parts, block_tokens, heads, dim]`."""
         flat = np.empty(len(blocks) * self.layout.block_bytes, np.uint8)
-        for offset, part in self._parts(blocks, flat):
-            os.preadv(self._fd, [part.data], offset)
+        for row, places in zip(flat.reshape(len(blocks), self.layout.block_bytes), self._pieces(blocks), strict=True):
+            for offset, begin, end in places:
+                os.preadv(self._fd, [row[begin:end].data], offset)
         return self.layout.view(flat, len(blocks))
 
-    def _parts(self, blocks: Sequence[int], flat: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """(offset in the file, bytes of `flat`) for each piece of a block within a page."""
+    def _pieces(self, blocks: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+        """For each block its pieces within pages: (offset in the file, first and last byte of the block)."""
         size, page = self.layout.block_bytes, self._page_bytes
         touched = sorted({p for b in blocks for p in range(b * size // page, ((b + 1) * size - 1) // page + 1)})
         places = dict(zip(touched, self._locate(touched), strict=True))
-        for index, block in enumerate(blocks):
-            at, end = block * size, (block + 1) * size
-            while at < end:
-                stop = min(end, (at // page + 1) * page)
-                start = index * size + at - block * size
-                yield places[at // page] * page + at % page, flat[start : start + stop - at]
-                at = stop
+        for block in blocks:
+            first, end = block * size, (block + 1) * size
+            breaks = [first, *range((first // page + 1) * page, end, page), end]
+            yield [
+                (places[at // page] * page + at % page, at - first, stop - first)
+                for at, stop in itertools.pairwise(breaks)
+            ]

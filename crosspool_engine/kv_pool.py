@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from poolweave.crosspool_engine.brought_kv import BroughtKv
 from poolweave.crosspool_engine.crew import Crew
 from poolweave.crosspool_engine.history import History, blocks_of
 from poolweave.crosspool_engine.kv_memory import KvMemory
@@ -125,10 +126,10 @@ class KvPool:
         computed = max(request.num_computed, reused)
         lease = KvLease(found + grant.blocks, len(found), computed, match, request.tenant, reused)
         if request.kv is not None and len(found) < len(request.kv):
-            heads = model.kv_heads(self.rank)
-            brought = request.kv[len(found) :, ..., heads.start : heads.stop, :]
+            brought = request.kv if isinstance(request.kv, BroughtKv) else BroughtKv.whole(request.kv)
+            blocks = brought.blocks(len(found), model.kv_heads(self.rank))
             try:
-                self._memory(request.model).write(lease.blocks[len(found) : len(request.kv)], brought)
+                self._memory(request.model).write(lease.blocks[len(found) : len(brought)], blocks)
             except BaseException:
                 self.give(request.model, lease)
                 raise

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from poolweave.crosspool_engine.brought_kv import BroughtKv
 from poolweave.errors import PoolweaveError, RequestRefused
 from poolweave.types import Int32Array, TokenIds, as_tokens
 
@@ -22,16 +23,16 @@ class DecodeRequest:
     """Tokens to continue. KV of the first `len(kv) * block_tokens` tokens, or fewer by `num_computed`, may come along.
 
     `kv`: `[blocks, layers, parts, block_tokens, heads, dim]` in the model's KV dtype (bfloat16 as uint16), as prefill
-    computed it. Tokens beyond `num_computed` are computed here, one a step; at least one is. `return_kv`: the result
-    carries the KV of all computed tokens. KV that stays is found again by requests of the same `tenant` only. Raises
-    RequestRefused for values that cannot work.
+    computed it; an array, or where it lies in a pool. Tokens beyond `num_computed` are computed here, one a step; at
+    least one is. `return_kv`: the result carries the KV of all computed tokens. KV that stays is found again by
+    requests of the same `tenant` only. Raises RequestRefused for values that cannot work.
     """
 
     request_id: str
     model: str
     tokens: TokenIds
     max_new_tokens: int = 16
-    kv: npt.NDArray[Any] | None = None
+    kv: BroughtKv | npt.NDArray[Any] | None = None
     num_computed: int = 0
     temperature: float = 0.0
     top_p: float = 1.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from poolweave.crosspool_engine import BroughtKv
 from poolweave.crosspool_engine.kv_memory import KvMemory
 from poolweave.mempool import Arena
 from poolweave.transfer.layout import KVLayout
@@ -30,3 +33,18 @@ def test_what_the_host_writes_the_range_shows_and_back(head_dim: int) -> None:
     assert not np.delete(view, blocks, axis=0).any()
     np.testing.assert_array_equal(memory.read(blocks), rows)
     assert memory.read([]).shape == (0, 3, 2, 4, 1, head_dim)
+
+
+@pytest.mark.parametrize("order", ["aggregated", "layered", "token_major"])
+def test_blocks_are_brought_from_where_a_pool_has_them(order: Any) -> None:
+    layout = KVLayout(num_layers=3, kv_heads=4, head_dim=8, block_tokens=4, dtype="float32", order=order)
+    view = layout.view(np.random.default_rng(1).integers(0, 255, 9 * layout.block_bytes, np.uint8), 9)
+    brought = BroughtKv(view, np.array([7, 2, 8, 0], np.int32))
+    assert (len(brought), brought.shape, brought.dtype) == (4, (4, *view.shape[1:]), view.dtype)
+    for heads in (range(4), range(1, 3)):
+        got = list(brought.blocks(1, heads))
+        assert all(block.flags.c_contiguous for block in got)
+        wanted = view[[2, 8, 0]][..., heads.start : heads.stop, :]
+        np.testing.assert_array_equal(np.stack(got).view(np.uint32), np.ascontiguousarray(wanted).view(np.uint32))
+    in_place = next(brought.blocks(0, range(4)))
+    assert np.shares_memory(in_place, view) == (order == "aggregated")

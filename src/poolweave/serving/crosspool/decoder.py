@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from poolweave.crosspool_engine import DecodeEngine, DecodeRequest
+from poolweave.crosspool_engine import BroughtKv, DecodeEngine, DecodeRequest
 from poolweave.crosspool_engine import Emitted as News
 from poolweave.crosspool_engine.request import MAX_STOPS
 from poolweave.errors import OutOfBlocks
@@ -136,7 +136,7 @@ def _request(sequence: Sequence, model: ColdModel, pool: MemPool) -> DecodeReque
     sampling = sequence.sampling
     stops = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else model.eos_token_ids))
     room = model.max_positions - len(sequence.tokens)
-    kv = pool.view(Tier.HBM)[pool.slots(sequence.blocks)] if sequence.num_computed else None
+    kv = BroughtKv(pool.view(Tier.HBM), pool.slots(sequence.blocks)) if sequence.num_computed else None
     return DecodeRequest(
         request_id=sequence.request_id, model=sequence.model, tokens=sequence.tokens, kv=kv,
         num_computed=sequence.num_computed, max_new_tokens=min(room, sampling.max_new_tokens - sequence.num_answer),
