@@ -92,6 +92,8 @@ class FakeInstance:
         self.handed_over: set[str] = set()
         self.failures: list[PoolweaveError] = []
         self.refuses_copies = False
+        self.stops_after = 0  # tokens of a phase, of which the last ends the answer; 0: never
+        self.mute = False  # the end of an answer is not told
         self.copying: Callable[[], None] = lambda: None  # called when a copy is asked for, before it is made
         self._seen: list[tuple[bytes, list[int]]] = []
         self._membership: InstanceMembership | None = None
@@ -177,20 +179,23 @@ class FakeInstance:
     def _decode(self, caller: Caller, request: Decode, cancelled: threading.Event) -> None:
         tokens = [*request.job.prompt(), request.first]
         reason = self._emit(caller, request.job, tokens, request.job.sampling.max_new_tokens - 1, cancelled)
-        self.running.pop(request.job.request, None)
-        caller.reply(Finished(finish_reason=reason))
+        self._finish(caller, request.job, Finished(finish_reason=reason))
 
     def _complete(self, caller: Caller, request: Complete, cancelled: threading.Event) -> None:
         cached = self._cached(request.job)
         tokens = list(request.job.prompt())
         reason = self._emit(caller, request.job, tokens, request.job.sampling.max_new_tokens, cancelled)
-        self.running.pop(request.job.request, None)
-        caller.reply(Finished(finish_reason=reason, cached_tokens=cached))
+        self._finish(caller, request.job, Finished(finish_reason=reason, cached_tokens=cached))
+
+    def _finish(self, caller: Caller, job: Job, end: Finished) -> None:
+        self.running.pop(job.request, None)
+        if not self.mute:
+            caller.reply(end)
 
     def _emit(self, caller: Caller, job: Job, tokens: list[int], count: int, cancelled: threading.Event) -> str:
         tokens = [int(token) for token in tokens]
         total, length = sum(tokens), len(tokens)
-        for _ in range(count):
+        for number in range(1, count + 1):
             while not cancelled.is_set() and not self.gate.wait(0.005):
                 pass
             if self.token_s:
@@ -199,7 +204,10 @@ class FakeInstance:
                 return "cancelled"
             token = FIRST + (total * 31 + length * 7) % _SPAN
             total, length = total + token, length + 1
-            caller.reply(Emit([token]))
+            reason = "stop" if number == self.stops_after else "length" if number == count else None
+            caller.reply(Emit([token], reason))
+            if reason is not None:
+                return reason
         return "length"
 
     def _cached(self, job: Job) -> int:

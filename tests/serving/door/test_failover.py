@@ -12,7 +12,8 @@ from ref_instance import answer_of
 from ref_waiting import until
 from ref_words import text_of
 
-from poolweave.errors import OutOfBlocks, PoolweaveError, RequestRefused, TransferFailed, UnknownPeer
+from poolweave.errors import PoolweaveError, RequestRefused
+from poolweave.serving.door.dispatch import _ELSEWHERE
 from poolweave.types import Role
 
 PROMPT = [50, 60, 70, 80]
@@ -46,10 +47,42 @@ def test_an_answer_goes_on_where_its_instance_died(make_world: Callable[..., Wor
     until(lambda: world.usable == len(roles) - 1, "the dead one is forgotten")
 
 
-@pytest.mark.parametrize("error", [TransferFailed("x"), UnknownPeer("x"), OutOfBlocks("x")])
-def test_what_another_instance_may_do_better_is_tried_again(
-    make_world: Callable[..., World], error: PoolweaveError
+@pytest.mark.parametrize("stops_after", [3, 0], ids=["stop", "length"])
+@pytest.mark.parametrize("roles", [(Role.COLOCATED,) * 2, (Role.PREFILL, Role.DECODE, Role.DECODE)], ids=["one", "pd"])
+def test_an_answer_whose_last_token_came_goes_on_nowhere(
+    make_world: Callable[..., World], roles: tuple[Role, ...], stops_after: int
 ) -> None:
+    """Its instance died before it said that the answer is over: another one would answer on past its end."""
+    world = make_world(*roles, attempts=1)
+    for thread in world.instances.values():
+        thread.instance.mute, thread.instance.stops_after = True, stops_after
+    count = 5 if not stops_after else stops_after + (roles[-1] is Role.DECODE)  # the first token is the prefill's
+    with world.client.stream(
+        "POST", "/v1/completions", json={"model": world.model, "prompt": PROMPT, "max_tokens": 5, "stream": True}
+    ) as answer:
+        seen, reasons = "", []
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            (choice,) = json.loads(line[6:])["choices"]
+            seen += choice["text"]
+            reasons.append(choice["finish_reason"])
+            if len(seen) == count and reasons[-1] is None:
+                (name,) = (
+                    name for name, thread in world.instances.items()
+                    if thread.instance.config.role is roles[-1] and thread.instance.log
+                )  # fmt: skip
+                world.instances.pop(name).close()
+    assert seen == text_of(answer_of(PROMPT, count))
+    assert [reason for reason in reasons if reason] == ["stop" if stops_after else "length"]
+    assert world.client.get("/deployment").json()["retried"] == 0
+
+
+@pytest.mark.parametrize("kind", _ELSEWHERE)
+def test_what_another_instance_may_do_better_is_tried_again(
+    make_world: Callable[..., World], kind: type[PoolweaveError]
+) -> None:
+    error = kind("x")
     world = make_world(Role.COLOCATED, attempts=3)
     instance = world.instances["colocated-0"].instance
     instance.failures = [error] * 2
@@ -67,12 +100,15 @@ def test_what_no_instance_can_do_is_not_tried_again(world: World) -> None:
     assert "none of the model's" in answer.json()["error"]["message"]
 
 
-def test_an_error_after_the_first_token_ends_the_stream_with_it(make_world: Callable[..., World]) -> None:
+def test_an_error_after_the_first_token_ends_the_stream_with_it_and_is_logged(
+    make_world: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
     world = make_world(Role.PREFILL, Role.DECODE)
     world.instances["decode-1"].instance.failures = [PoolweaveError("the model computed NaN")]
     answer = world.post(prompt=PROMPT, max_tokens=5, stream=True)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    assert "error" in events[-1]
+    assert events[-1]["error"]["message"] == "the server failed on this request; its log says why"
+    assert "the model computed NaN" in caplog.text
     assert answer.text.endswith("data: [DONE]\n\n")
 
 

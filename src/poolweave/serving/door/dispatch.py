@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -54,6 +54,10 @@ from poolweave.types import Int32Array
 logger = logging.getLogger(__name__)
 
 _ELSEWHERE = (PeerLost, InstanceClosed, TransferFailed, UnknownPeer, DuplicateTransfer, OutOfBlocks, WorkerLost)
+# With what the last token of a whole answer comes: a prefill instance gives one token of any answer.
+_ENDS: Mapping[type[Any], tuple[str, ...]] = {
+    Prefill: ("stop",), Decode: ("stop", "length"), Complete: ("stop", "length"),
+}  # fmt: skip
 _MOST_NAMES = 4096  # clients choose salts
 _PAUSE_S = 0.05  # before another attempt: two pools may be about to get to know each other
 
@@ -103,13 +107,15 @@ class Dispatcher:
                     async for new in answer:
                         yield new
                 return
-            except _ELSEWHERE as error:
-                if outcome.attempts >= self._config.attempts:
+            except PoolweaveError as error:
+                if len(outcome.answer) >= ask.sampling.max_new_tokens:
+                    outcome.finish_reason = outcome.finish_reason or "length"
+                if outcome.finish_reason is not None:  # the answer is whole, only its end was not heard
+                    logger.info("request %s failed after its last token: %s", ask.request_id, error)
+                    return
+                if not isinstance(error, _ELSEWHERE) or outcome.attempts >= self._config.attempts:
                     raise
                 logger.warning("request %s is tried again: %s", ask.request_id, error)
-            if len(outcome.answer) >= ask.sampling.max_new_tokens:  # only its end was not heard
-                outcome.finish_reason = "length"
-                return
             self.retried += 1
             await asyncio.sleep(_PAUSE_S * outcome.attempts)
 
@@ -258,6 +264,8 @@ class _Attempt:
             async for reply in replies:
                 if isinstance(reply, Emit):
                     self._outcome.answer += reply.tokens
+                    if reply.finish_reason in _ENDS[type(request)]:
+                        self._outcome.finish_reason = reply.finish_reason
                     if first:
                         first = False
                         self._dispatcher.first_token(self._route)

@@ -9,6 +9,7 @@ import msgspec
 
 from poolweave.errors import (
     DeadlineExceeded,
+    DuplicateTransfer,
     InstanceClosed,
     NoInstance,
     OutOfBlocks,
@@ -74,6 +75,7 @@ _STATUS: tuple[tuple[type[PoolweaveError], int, str], ...] = (
     (InstanceClosed, 503, "instance_lost"),
     (TransferFailed, 503, "instance_lost"),
     (UnknownPeer, 503, "instance_lost"),
+    (DuplicateTransfer, 503, "instance_lost"),
     (WorkerLost, 503, "instance_lost"),
     (Overloaded, 503, "out_of_blocks"),
 )

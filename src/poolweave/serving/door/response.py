@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from poolweave.errors import PoolweaveError
 from poolweave.serving.door.answer_text import AnswerText
 from poolweave.serving.door.ask import Ask, Outcome
 from poolweave.serving.door.dispatch import Dispatcher
@@ -74,9 +73,10 @@ class AnswerResponse(Response):
             else:
                 await self._whole(send)
         except Exception as error:
-            if not isinstance(error, PoolweaveError):
+            failure = failure_of(error, delivery.retry_after_s)
+            if failure.status == 500:  # of which the client hears that the log says why
                 logger.exception("request %s failed", delivery.ask.request_id)
-            await self._fail(send, failure_of(error, delivery.retry_after_s))
+            await self._fail(send, failure)
             return
         delivery.metrics.ended(delivery.ask, self._outcome, time.perf_counter() - self._arrived_s)
 
