@@ -71,14 +71,18 @@ class Host:
             Hello: lambda caller, request: caller.reply(WELCOME)
         }
         self.gone: list[bytes] = []
+        self.gone_fails = False
         self.server = RpcServer("tcp://127.0.0.1:0", epoch=7, name="p")
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
 
     def _serve(self) -> None:
-        self.server.serve(
-            lambda caller, request: self.answers[type(request)](caller, request), on_gone=self.gone.append
-        )
+        self.server.serve(lambda caller, request: self.answers[type(request)](caller, request), on_gone=self._gone)
+
+    def _gone(self, client: bytes) -> None:
+        self.gone.append(client)
+        if self.gone_fails:
+            raise ZeroDivisionError("oops")
 
     def close(self) -> None:
         self.server.stop()
@@ -366,8 +370,10 @@ def test_an_error_named_like_something_else_in_the_module_is_not_built() -> None
     assert type(ErrorInfo(kind="Sequence", message="x").error()) is PoolweaveError
 
 
-def test_a_client_that_goes_is_noticed_without_a_reply_to_it(host: Host) -> None:
-    """The others stay: only who has gone is reported."""
+@pytest.mark.parametrize("gone_fails", [False, True])
+def test_a_client_that_goes_is_noticed_without_a_reply_to_it(host: Host, gone_fails: bool) -> None:
+    """The others stay, whatever fails over it: only who has gone is reported."""
+    host.gone_fails = gone_fails
     stays = InstanceClient(host.server.address, peer="p")
     goes = InstanceClient(host.server.address, peer="p")
     goes.close()

@@ -232,6 +232,15 @@ def test_spares_are_none_or_more(words: Path) -> None:
         settings(words, spares=-1)
 
 
+def test_choosing_decode_instances_wants_to_know_what_a_step_takes(words: Path) -> None:
+    cost = {"constant_s": 0.1, "linear_s": 0.01}
+    door = {"listen": "127.0.0.1:0", "routing": {"cost": cost}}
+    with pytest.raises(ConfigError, match=r"door.routing.cost has no decode part.* give cost.decode"):
+        settings(words, door=door)
+    settings(words, door=door, instances=[{"name": "alone", "role": "colocated"}])
+    settings(words, door={**door, "routing": {"cost": {**cost, "decode": {"constant_s": 0.1}}}})
+
+
 def test_who_joins_a_door_elsewhere_says_where_and_has_none(words: Path) -> None:
     alone = {"instances": [{"name": "guest", "role": "decode"}], "serves": False}
     with pytest.raises(ConfigError, match="need its registry: set registry, or serves = true"):

@@ -87,3 +87,20 @@ def test_a_service_outlives_whoever_read_what_it_prints(monkeypatch: pytest.Monk
     until(lambda: len(told) == 2, "both were told")
     assert (keeper.pid, keeper.restarts) == (pid, 0)
     keeper.close()
+
+
+@pytest.mark.multiproc
+def test_what_nobody_expected_of_a_life_does_not_end_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper(PROGRAM, UPKEEP)
+    keeper.wait_ready()
+    pid, words = keeper.pid, ["nonsense"]
+
+    def new_lines(child: Child) -> list[str]:
+        if words:
+            raise ValueError(words.pop())
+        return []
+
+    monkeypatch.setattr(Child, "new_lines", new_lines)
+    until(lambda: keeper.pid not in (None, pid), "it lives again")
+    assert keeper.restarts == 1
+    keeper.close()

@@ -76,6 +76,26 @@ def test_a_request_goes_elsewhere_when_its_instance_dies_during_the_fetch(make_w
     assert world.client.get("/deployment").json()["retried"] == 1
 
 
+def test_a_copy_that_its_target_did_not_survive_is_not_believed_of_its_next_life(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(*BOTH, routing=RoutingConfig(cost=SLOW, policy="round_robin", hot_load=1e9))
+    assert world.post(prompt=prompt(0), max_tokens=2).status_code == 200
+    (holder,) = (name for name, thread in world.instances.items() if thread.instance.log)
+    (target,) = set(world.instances) - {holder}
+
+    def live_anew() -> None:
+        world.instances.pop(target).close()
+        until(lambda: world.usable == 1, "the door has lost it")
+        world.add(target, Role.COLOCATED)
+        until(lambda: world.usable == 2, "it is back")
+
+    world.instances[holder].instance.copying = live_anew
+    assert world.post(prompt=prompt(1), max_tokens=2).status_code == 200
+    assert world.log("Copy") == [target]
+    assert world.client.get("/deployment").json()["copied_tokens"] == 0
+
+
 class RealWorld(World):
     """The same over real instances: an engine, a pool and a small random model each, on threads of this process."""
 

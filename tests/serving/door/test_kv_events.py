@@ -11,6 +11,7 @@ from ref_door import World
 from ref_instance import BLOCK, FakeInstance
 from ref_waiting import until
 
+from poolweave.index.events.wire import BlockStored, encode_batch, encode_sequence
 from poolweave.serving.tenant_quota import salt_of
 from poolweave.types import Role
 
@@ -84,3 +85,26 @@ def test_an_instance_that_publishes_nothing_is_said_to(
     world.add("quiet", Role.COLOCATED)
     until(lambda: world.usable == 1, "it is linked")
     assert world.client.get("/deployment").json()["instances"][0]["events"] == "none"
+
+
+@pytest.mark.parametrize(
+    "nonsense", [{"cache_salt": "no hex"}, {"block_size": BLOCK - 1}, {"token_ids": [2**40] * BLOCK}]
+)
+def test_who_tells_nonsense_is_not_believed_and_the_others_are_heard(
+    make_world: Callable[..., World], nonsense: dict[str, object]
+) -> None:
+    world = make_world(Role.COLOCATED, Role.COLOCATED)
+    babbles, speaks = (world.instances[f"colocated-{n}"].instance for n in range(2))
+    babbles.hold(PROMPTS[0])
+    until(lambda: believed(world, PROMPTS[0])["colocated-0"] == 4, "it is known")
+    sense = BlockStored(
+        block_hashes=[1], parent_block_hash=None, token_ids=list(range(BLOCK)), block_size=BLOCK,
+        lora_id=None, medium="GPU", lora_name=None,
+    )  # fmt: skip
+    payload = encode_batch(0.0, [replace(sense, **nonsense)], None)
+    with babbles.publisher._lock:  # as a publisher that does not look at what it is told
+        babbles.publisher._pub.send_multipart((b"", encode_sequence(babbles.publisher._sequence), payload))
+        babbles.publisher._sequence += 1
+    until(lambda: believed(world, PROMPTS[0])["colocated-0"] == 0, "it is forgotten")
+    speaks.hold(PROMPTS[1])
+    until(lambda: believed(world, PROMPTS[1])["colocated-1"] == 4, "the other one is heard")

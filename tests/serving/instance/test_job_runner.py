@@ -114,6 +114,7 @@ class Task:
 
     def release(self) -> None:
         self.released += 1
+        self._call("release")
 
     def _call(self, hook: str) -> None:
         if hook in self._hooks:
@@ -186,6 +187,14 @@ def test_what_a_task_raises_fails_it_alone(runner: JobRunner, engine: Engine, ho
     assert str(error) in failure.error.message
     assert bad.released == 1
     assert good.caller.last() == Finished(finish_reason="length")
+
+
+def test_a_request_whose_blocks_cannot_be_given_back_is_answered(runner: JobRunner, engine: Engine) -> None:
+    task = Task("a", release=fail(ZeroDivisionError("a bug")))
+    submit(runner, task)
+    engine.allowed.release(20)
+    assert task.caller.last() == Finished(finish_reason="length")
+    assert runner.num_tasks == 0
 
 
 def test_what_the_engine_refuses_fails_alone(runner: JobRunner, engine: Engine) -> None:

@@ -229,7 +229,14 @@ class RpcServer:
                     raise
                 if caller.client in self._clients:
                     self._clients.discard(caller.client)
-                    on_gone(caller.client)
+                    self._tell_gone(on_gone, caller.client)
+
+    def _tell_gone(self, on_gone: Callable[[bytes], None], client: bytes) -> None:
+        """What fails over a client that has gone must not end what serves the others."""
+        try:
+            on_gone(client)
+        except Exception:
+            logger.exception("%s: could not end what a client asked for that is gone", self._name)
 
 
 def _wait_ms(until_s: float) -> int | None:

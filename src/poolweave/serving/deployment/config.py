@@ -61,6 +61,7 @@ class DeploymentConfig:
             raise ConfigError(f"spares must be at least 0, got {self.spares}", setting="spares", value=self.spares)
         if self.serves:
             self._check_tenants()
+            self._check_costs()
         parts: tuple[DoorConfig | InstanceConfig, ...] = (self.door, *self.instances)
         for part in parts:
             self._check_part(part)
@@ -70,6 +71,15 @@ class DeploymentConfig:
                 f"flow {self.door.flow!r} uses no prefill and decode instances; take another or role 'colocated'",
                 setting="flow",
                 value=self.door.flow,
+            )
+
+    def _check_costs(self) -> None:
+        """A door cannot choose among decode instances without knowing what a step of theirs takes."""
+        cost = self.door.routing.cost
+        if cost is not None and cost.decode is None and any(one.role is Role.DECODE for one in self.instances):
+            raise ConfigError(
+                "door.routing.cost has no decode part, which choosing decode instances needs; give cost.decode",
+                setting="door.routing.cost.decode",
             )
 
     def _check_part(self, part: DoorConfig | InstanceConfig) -> None:

@@ -51,7 +51,7 @@ class Keeper:
         self._upkeep = upkeep
         self._child: Child | None = None
         self._address: str | None = None
-        self._error: PoolweaveError | OSError | None = None
+        self._error: Exception | None = None
         self._started = threading.Event()  # it was ready once, or could not
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"keeper-{self.name}", daemon=True)
@@ -99,7 +99,9 @@ class Keeper:
             try:
                 self._live()
                 pause_s = self._upkeep.restart_s
-            except (PoolweaveError, OSError) as error:  # also no memory or descriptor for a process
+            except Exception as error:
+                if not isinstance(error, (PoolweaveError, OSError)):  # those: no memory or descriptor for a process
+                    logger.exception("%s broke its keeper", self.name)
                 if not self._started.is_set():
                     self._error = error
                     self._started.set()

@@ -66,12 +66,15 @@ class Copies:
     async def _copy(self, source: str, target: str, prefix: Prefix, num_tokens: int, timeout_s: float) -> int:
         """-> tokens that the target has now. What it has, the prompt trees know."""
         try:
-            addresses = list(self._links.get(target).welcome.addresses.values())
+            receiver = self._links.get(target)
+            addresses = list(receiver.welcome.addresses.values())
             request = Copy(
                 tokens=pack_tokens(prefix.tokens[:num_tokens]), peer=target, addresses=addresses, owner=prefix.owner
             )
             copied = await self._links.get(source).link.call(request, Copied, timeout_s)
             blocks = copied.num_tokens // self._scheduler.config.block_tokens
+            if self._links.get(target) is not receiver:  # its next life, which has nothing
+                return 0
             self._scheduler.holdings.learned(target, prefix.keys[:blocks])
         except PoolweaveError as error:
             logger.info("%s has no copy of a prefix of %s: %s", target, source, error)

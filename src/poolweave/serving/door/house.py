@@ -113,13 +113,17 @@ class House:
     async def watch_pools(self) -> None:
         """Ask the instances for their pools' figures, again and again, until cancelled."""
         while True:
-            linked = self.links.linked
-            figures = await asyncio.gather(*(_usage_of(one) for one in linked))
-            self._usage = {
-                one.link.name: share for one, share in zip(linked, figures, strict=True) if share is not None
-            }
-            self.scheduler.holdings.sweep()
+            try:
+                await self._look()
+            except Exception:
+                logger.exception("the pools of %s could not be looked at; they are again", self.model)
             await asyncio.sleep(_STATS_S)
+
+    async def _look(self) -> None:
+        linked = self.links.linked
+        figures = await asyncio.gather(*(_usage_of(one) for one in linked))
+        self._usage = {one.link.name: share for one, share in zip(linked, figures, strict=True) if share is not None}
+        self.scheduler.holdings.sweep()
 
 
 async def _usage_of(one: Linked) -> float | None:

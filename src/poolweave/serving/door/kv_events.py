@@ -20,6 +20,7 @@ from poolweave.types import Tier
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+_AGAIN_S = 1.0  # after what nobody expected
 _decode = msgspec.msgpack.Decoder(tuple[float, list[BlockStored | BlockRemoved | AllBlocksCleared], Any]).decode
 
 
@@ -53,8 +54,13 @@ class Listener:
     async def run(self) -> None:
         """Take what came, again and again, until cancelled."""
         while True:
-            self._subscriber.poll()
-            await asyncio.sleep(_POLL_S)
+            wait_s = _POLL_S
+            try:
+                self._subscriber.poll()
+            except Exception:
+                logger.exception("instances could not be heard; they are again")
+                wait_s = _AGAIN_S
+            await asyncio.sleep(wait_s)
 
     def close(self) -> None:
         """Idempotent."""
@@ -94,11 +100,15 @@ class _Tree:
         self._holdings = holdings
 
     def apply(self, payload: bytes) -> _Report:
-        """Raises EventsMalformed; nothing of the batch was applied then."""
+        """Raises EventsMalformed; its feed then forgets what the instance told before."""
         try:
             _, events, _ = _decode(payload)
-        except msgspec.MsgspecError as error:
-            raise EventsMalformed(f"a batch of {self._name} cannot be read: {error}", offset=0) from error
+            return self._enter(events)
+        except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError) as error:  # ConfigError is a ValueError
+            logger.warning("a batch of %s makes no sense: %s", self._name, error)
+            raise EventsMalformed(f"a batch of {self._name} makes no sense: {error}", offset=0) from error
+
+    def _enter(self, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> _Report:
         report = _Report()
         for event in events:
             if isinstance(event, BlockStored):

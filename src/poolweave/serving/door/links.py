@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from poolweave.errors import PeerLost, PoolweaveError
+from poolweave.errors import ConfigError, PeerLost, PoolweaveError
 from poolweave.scheduler.configuration import Difference, Member
 from poolweave.scheduler.global_scheduler import GlobalScheduler
 from poolweave.serving.control.messages import Welcome
@@ -105,37 +105,41 @@ class Links:
                 logger.error("%s cannot be called: %s", member.name, error)
                 return
             try:
-                welcome = await link.greet(_GREET_S)
-            except PoolweaveError as error:
-                logger.info("%s does not answer yet: %s", member.name, error)
+                self._take_in(link, await link.greet(_GREET_S))
+                return
             except asyncio.CancelledError:
                 link.close()
                 raise
-            else:
-                if welcome.model == self._name:
-                    self._accept(link, welcome)
-                else:
-                    self._leave_alone(link)
+            except ConfigError as error:  # as it would be the next time
+                logger.error("%s cannot be used: %s", member.name, error)
+                link.close()
                 return
+            except PoolweaveError as error:
+                logger.info("%s does not answer yet: %s", member.name, error)
+            except Exception:
+                logger.exception("%s could not be taken in; it is called again", member.name)
+                self._forget(member.name)
             link.close()
             await asyncio.sleep(_RETRY_S)
 
-    def _accept(self, link: InstanceLink, welcome: Welcome) -> None:
+    def _take_in(self, link: InstanceLink, welcome: Welcome) -> None:
+        (self._accept if welcome.model == self._name else self._leave_alone)(link, welcome)
         self._calling.pop(link.name, None)
-        self._linked[link.name] = Linked(link, welcome)
-        self.model = welcome
+
+    def _accept(self, link: InstanceLink, welcome: Welcome) -> None:
         self._scheduler.update(Difference(joined=(self._members[link.name],)))
         room = welcome.pool_blocks * welcome.block_tokens
         self._scheduler.describe(link.name, kv_tokens=room, cache_tokens=room)
         self._listener.connect(link.name, welcome)
+        self._linked[link.name] = Linked(link, welcome)
+        self.model = welcome
         logger.info("%s (%s) can be used", link.name, welcome.role)
         self._notify()
 
-    def _leave_alone(self, link: InstanceLink) -> None:
+    def _leave_alone(self, link: InstanceLink, welcome: Welcome) -> None:
         """It serves another model."""
         link.close()
         self._foreign.add(link.name)
-        self._calling.pop(link.name, None)
         self._members.pop(link.name, None)
 
     def _lost(self, link: InstanceLink) -> None:

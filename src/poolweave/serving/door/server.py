@@ -9,8 +9,8 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -37,6 +37,7 @@ class DoorServer:
         if not config.registry:
             raise ConfigError("the door needs a registry to find its instances: set registry", setting="registry")
         self._config = config
+        self._registry = open_registry(config.registry, config.membership)
         self._socket = _bind(config)
         self._loop = _new_loop()
         try:
@@ -63,6 +64,7 @@ class DoorServer:
         """Idempotent."""
         self._loop.close()
         self._socket.close()
+        self._registry.close()
 
     async def _build(self) -> Houses:
         self._stopping = asyncio.Event()
@@ -90,19 +92,18 @@ class DoorServer:
         server.should_exit = True
         stopping.cancel()
         await serving
-        return 0
+        return 0 if self._stopping.is_set() else 1
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         houses = self._houses.all
-        registry = open_registry(self._config.registry, self._config.membership)
 
         def changed(difference: Difference) -> None:
             for house in houses:
                 loop.call_soon_threadsafe(house.links.follow, difference)
 
-        follower = Follower(registry, changed)
+        follower = Follower(self._registry, changed)
         watching = [asyncio.create_task(house.watch_pools()) for house in houses]
         watching += [asyncio.create_task(house.listener.run()) for house in houses]
         try:
@@ -116,14 +117,6 @@ class DoorServer:
                 house.copies.close()
                 house.links.close()
                 house.listener.close()
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the process: SIGTERM drains first."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -280,7 +280,7 @@ class JobRunner:
             task.release()
         except InstanceClosed:  # the pool is gone, and all its blocks with it
             pass
-        except PoolweaveError:
+        except Exception:
             logger.exception("request %s could not give back its blocks", task.job.request)
         with self._lock:
             self._tasks.pop(task.job.request, None)

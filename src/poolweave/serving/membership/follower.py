@@ -38,7 +38,9 @@ class Follower:
         while not self._ending.is_set():
             try:
                 configuration = self._registry.watch(seen, _WATCH_S)
-            except PoolweaveError as error:
+            except Exception as error:
+                if not isinstance(error, PoolweaveError):
+                    logger.exception("the registry answered what cannot be read; it is asked again")
                 logger.debug("no configuration: %s", error)
                 self._ending.wait(_RETRY_S)
                 continue

@@ -41,9 +41,11 @@ class Participant:
         while not self._ending.is_set():
             try:
                 self._send()
-            except PoolweaveError as error:
+            except Exception as error:
                 if self._reachable:
-                    logger.warning("%s: the registry cannot be reached: %s", self._enrolment.name, error)
+                    unforeseen = None if isinstance(error, PoolweaveError) else error
+                    name = self._enrolment.name
+                    logger.warning("%s: the registry cannot be reached: %s", name, error, exc_info=unforeseen)
                 self._reachable = False
             else:
                 self._reachable = True
