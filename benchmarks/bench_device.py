@@ -19,7 +19,7 @@ import numpy as np
 from poolweave import KVLayout, MemPool, Tier
 from poolweave._core import Device, DeviceBuffer, Grid, TierGeometry, Tiers
 from poolweave.errors import ConfigError
-from poolweave.mempool import PoolConfig
+from poolweave.mempool import Arena, PoolConfig
 
 LAYOUT = KVLayout(num_layers=20, kv_heads=2, head_dim=64)  # 160 KiB a block
 NUM_BLOCKS = 4096
@@ -42,10 +42,15 @@ def swaps(device: Device) -> None:
     there = TierGeometry(buffer.address, LAYOUT.block_bytes, LAYOUT.plane_bytes)
     here = TierGeometry(host.ctypes.data, LAYOUT.block_bytes, LAYOUT.plane_bytes)
     scattered = np.random.default_rng(0).permutation(slots).astype(np.int32)
-    for name, source, target in (("out", there, here), ("in", here, there)):
-        whole = seconds(lambda s=source, t=target: device.swap_blocks(s, t, slots, slots, *planes()))
-        single = seconds(lambda s=source, t=target: device.swap_blocks(s, t, slots, scattered, *planes()))
-        print(f"swap {name:4} {nbytes / single / 1e9:7.1f} GB/s   {whole / single:5.2f} of one piece")
+    arena = Arena(nbytes, copied_by=device, pinned="prefer")
+    pinned = arena.reserve(nbytes, sole=True)
+    pinned.map(0, pinned.num_pages)
+    registered = TierGeometry(pinned.address, LAYOUT.block_bytes, LAYOUT.plane_bytes)
+    for kind, host_side in (("pinned", registered), ("plain", here)):
+        for name, source, target in (("out", there, host_side), ("in", host_side, there)):
+            whole = seconds(lambda s=source, t=target: device.swap_blocks(s, t, slots, slots, *planes()))
+            single = seconds(lambda s=source, t=target: device.swap_blocks(s, t, slots, scattered, *planes()))
+            print(f"swap {name:3} {kind:6} {nbytes / single / 1e9:7.1f} GB/s   {whole / single:5.2f} of one piece")
     grid = Grid(
         base=buffer.address, nbytes=nbytes, slot_stride=LAYOUT.block_bytes, plane_stride=LAYOUT.plane_bytes,
         row_stride=LAYOUT.row_bytes, row_bytes=LAYOUT.row_bytes, num_slots=NUM_BLOCKS, num_planes=LAYOUT.num_planes,

@@ -51,19 +51,21 @@ class Arena:
     def __init__(
         self, budget: int | str, *, capacity: int | str | None = None, page_bytes: int = DEFAULT_PAGE_BYTES,
         huge_pages: Wanted = "off", pinned: Wanted = "off", device: _native.Device | None = None,
+        copied_by: _native.Device | None = None,
     ) -> None:  # fmt: skip
         """`huge_pages` of 2 MiB and `pinned` memory: "require" raises ConfigError where they cannot be had, "prefer"
         takes what there is; stats() tells what was obtained. With a `device` the pages are its own: then they are this
-        process's alone, and neither `huge_pages` nor `pinned` says anything.
+        process's alone, and neither `huge_pages` nor `pinned` says anything. Pinned host memory that a device copies,
+        `copied_by`, is registered with it instead of locked.
         """
         budget_bytes = parse_bytes(budget, "budget")
         capacity_bytes = budget_bytes if capacity is None else parse_bytes(capacity, "capacity")
         if device is not None:
             self._native = device.arena(capacity_bytes, budget_bytes, page_bytes)
             return
-        self._native = _native.Arena.create(
-            capacity_bytes, budget_bytes, page_bytes, wanted(huge_pages, "huge_pages"), wanted(pinned, "pinned")
-        )
+        create = _native.Arena.create if copied_by is None else copied_by.host_arena
+        kind = wanted(huge_pages, "huge_pages"), wanted(pinned, "pinned")
+        self._native = create(capacity_bytes, budget_bytes, page_bytes, *kind)
 
     @classmethod
     def attach(cls, data_fd: int, ledger_fd: int, *, pinned: Wanted = "off") -> Arena:

@@ -38,7 +38,7 @@ def build_space(
             )
         elif number == HBM or parse_bytes(size, name):
             tier_size = TierSize.of(name, parse_bytes(size, name), max_bytes, config.page_bytes, mine)
-            tiers[number] = TierMemory(TIERS[number], layout, tier_size, config, mine)
+            tiers[number] = TierMemory(TIERS[number], layout, tier_size, config, device)
     if config.write == "through" and DRAM not in tiers:
         raise ConfigError('write="through" needs a DRAM tier; create the pool with dram=...', setting="write")
     limits = [tiers[number].num_slots if number in tiers else 0 for number in (HBM, DRAM)]

@@ -37,8 +37,8 @@ class PoolConfig:
 
     `page_bytes`: unit of mapping, a power of two. `max_hbm`, `max_dram`: what resize() may grow a tier to (address
     space, not memory); None is four times the first size, and at least the machine's memory. `huge_pages`, `pinned`:
-    "off", "prefer" or "require", see Arena. `watermarks`: when a thread makes room in HBM before an alloc needs it;
-    None: never. `copy_threads`: of a swap.
+    "off", "prefer" or "require", see Arena; of a pool on a GPU, `pinned` DRAM is registered with it. `watermarks`: when
+    a thread makes room in HBM before an alloc needs it; None: never. `copy_threads`: of a swap.
     `eviction`: which history goes first, one of EVICTION_POLICIES, or figures for "cost-aware".
     `write`: when a block is copied to DRAM: "back", when it is demoted, or "through", soon after it is sealed.
     `quotas`: what each tenant may take at most.

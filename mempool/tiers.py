@@ -82,8 +82,9 @@ class TierMemory:
     def __init__(
         self, tier: Tier, layout: KVLayout, size: TierSize, config: PoolConfig, device: Device | None = None
     ) -> None:  # fmt: skip
+        """`device`: HBM is that GPU's, and what it copies to and from is DRAM."""
         self.tier = tier
-        self.device = device
+        self.device = device if tier is Tier.HBM else None
         self.layout = layout
         self._size = size
         self.num_slots = self.cap_slots = size.slots(layout, size.nbytes)
@@ -92,7 +93,8 @@ class TierMemory:
         span = self.max_slots * layout.block_bytes
         self._arena = Arena(
             self._page_end(self.num_slots) * size.page_bytes, capacity=span, page_bytes=size.page_bytes,
-            huge_pages=config.huge_pages, pinned=config.pinned, device=device,
+            huge_pages=config.huge_pages, pinned=config.pinned, device=self.device,
+            copied_by=device if self.device is None else None,
         )  # fmt: skip
         self._range = self._arena.reserve(span, sole=True)
         self._range.map(0, self._page_end(self.num_slots))

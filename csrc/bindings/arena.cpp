@@ -41,7 +41,7 @@ void register_arena(nb::module_& m) {
 
     nb::class_<Arena>(m, "Arena", "Physical pages under a byte budget.")
         .def_static("create", [](std::uint64_t capacity, std::uint64_t budget, std::uint64_t page_bytes, Want huge_pages, Want pinned) {
-            return Arena::create(capacity, budget, page_bytes, {huge_pages, pinned});
+            return Arena::create(capacity, budget, page_bytes, {huge_pages, pinned, nullptr});
         }, "capacity_bytes"_a, "budget_bytes"_a, "page_bytes"_a, "huge_pages"_a = Want::kOff, "pinned"_a = Want::kOff)
         .def_static("attach", &Arena::attach, "data_fd"_a, "ledger_fd"_a, "pinned"_a = Want::kOff, "Join another process's arena; both are duplicated.")
         .def("set_budget", &Arena::set_budget, "nbytes"_a, ReleaseGil())

@@ -11,6 +11,7 @@
 #include "core/swap.hpp"
 #include "cuda/device.hpp"
 #include "cuda/device_pages.hpp"
+#include "cuda/registration.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,6 +22,7 @@ namespace {
 using cuda::Device;
 using cuda::DeviceBuffer;
 using cuda::DevicePages;
+using cuda::Registration;
 using Slots = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -47,6 +49,11 @@ void register_device(nb::module_& m) {
             const std::uint64_t pages = page_bytes == 0 ? 0 : (capacity + page_bytes - 1) / page_bytes;
             return Arena::create_of(std::make_unique<DevicePages>(std::move(device), pages, page_bytes), capacity, budget, page_bytes);
         }, "capacity_bytes"_a, "budget_bytes"_a, "page_bytes"_a, ReleaseGil())
+        .def("host_arena", [](std::shared_ptr<Device> device, std::uint64_t capacity, std::uint64_t budget, std::uint64_t page_bytes,
+                              Want huge_pages, Want pinned) {
+            return Arena::create(capacity, budget, page_bytes, {huge_pages, pinned, std::make_unique<Registration>(std::move(device), page_bytes)});
+        }, "capacity_bytes"_a, "budget_bytes"_a, "page_bytes"_a, "huge_pages"_a, "pinned"_a, ReleaseGil(),
+           "As Arena.create(); pinned is registered with the device, which then copies without buffers between.")
         .def("swap_blocks", [](Device& device, const TierGeometry& from, const TierGeometry& to, Slots from_slots, Slots to_slots,
                                std::uint64_t num_planes, std::uint64_t plane_bytes) {
             const nb::gil_scoped_release release;

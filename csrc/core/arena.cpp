@@ -64,7 +64,7 @@ std::shared_ptr<Arena> Arena::create(std::uint64_t capacity_bytes, std::uint64_t
     auto source = MemfdPages::create(pages.capacity * page_bytes, huge);
     PageLedger ledger = PageLedger::create(*source, page_bytes, pages.capacity, pages.budget);
     MemfdPages* const file = source.get();
-    return std::shared_ptr<Arena>(new Arena(std::move(source), std::move(ledger), kind.pinned, file));
+    return std::shared_ptr<Arena>(new Arena(std::move(source), std::move(ledger), kind.pinned, file, std::move(kind.pinner)));
 }
 
 std::shared_ptr<Arena> Arena::create_of(std::unique_ptr<PageSource> source, std::uint64_t capacity_bytes,

@@ -9,6 +9,7 @@
 
 #include "core/memfd_pages.hpp"
 #include "core/page_ledger.hpp"
+#include "core/pinner.hpp"
 
 namespace poolweave {
 
@@ -17,7 +18,8 @@ enum class Want : std::uint8_t { kOff, kPrefer, kRequire };
 
 struct MemoryKind {
     Want huge_pages = Want::kOff;  // of 2 MiB, from vm.nr_hugepages
-    Want pinned = Want::kOff;      // never swapped; counts against RLIMIT_MEMLOCK
+    Want pinned = Want::kOff;      // never swapped
+    std::unique_ptr<Pinner> pinner = nullptr;  // how that is done; null: mlock, which counts against RLIMIT_MEMLOCK
 };
 
 class Arena {
@@ -63,19 +65,23 @@ class Arena {
     int ledger_fd() const { return file(), ledger_.fd(); }
     int readonly_fd() const { return file().readonly_fd(); }
     Want pinned() const noexcept { return pinned_; }
+    Pinner& pinner() noexcept { return *pinner_; }
     void count_pinned(std::int64_t nbytes) noexcept { pinned_bytes_ += nbytes; }
     std::uint64_t page_bytes() const noexcept { return ledger_.page_bytes(); }
     std::uint64_t to_pages(std::uint64_t bytes) const noexcept { return (bytes + page_bytes() - 1) / page_bytes(); }
 
   private:
-    Arena(std::unique_ptr<PageSource> source, PageLedger&& ledger, Want pinned, MemfdPages* file)
-        : source_(std::move(source)), ledger_(std::move(ledger)), pinned_(pinned), file_(file) {}
+    Arena(std::unique_ptr<PageSource> source, PageLedger&& ledger, Want pinned, MemfdPages* file,
+          std::unique_ptr<Pinner> pinner = nullptr)
+        : source_(std::move(source)), ledger_(std::move(ledger)), pinned_(pinned), file_(file),
+          pinner_(pinner ? std::move(pinner) : std::make_unique<MemoryLock>()) {}
     MemfdPages& file() const;
 
     std::unique_ptr<PageSource> source_;
     PageLedger ledger_;
     Want pinned_;
     MemfdPages* file_;  // the source, where it is one
+    std::unique_ptr<Pinner> pinner_;
     std::atomic<std::int64_t> pinned_bytes_ = 0;
 };
 

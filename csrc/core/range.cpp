@@ -1,7 +1,5 @@
 #include "core/range.hpp"
 
-#include <sys/mman.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -67,7 +65,7 @@ Range::Range(std::shared_ptr<Arena> arena, std::uint64_t nbytes, bool sole, std:
 }
 
 Range::~Range() {
-    forget_pins(0, num_pages());
+    unpin(0, num_pages());
     arena_->source().unreserve(base_, nbytes_);
     guest_arena_.reset();  // its registration ends, and all that it held as a guest
     std::vector<std::uint32_t> pages;
@@ -144,11 +142,11 @@ void Range::map_locked(std::uint64_t first, std::uint64_t count) {
 
 void Range::unmap_locked(std::uint64_t first, std::uint64_t count) {
     if (count == 0) return;
+    unpin(first, count);
     if (!unmap_pages(first, count)) {
         const int number = errno;
         throw Error(Code::kOs, std::string("cannot unmap pages: ") + std::strerror(number), {number});
     }
-    forget_pins(first, count);
     const auto begin = table_.begin() + static_cast<std::ptrdiff_t>(first);
     const std::vector<std::uint32_t> pages(begin, begin + static_cast<std::ptrdiff_t>(count));
     std::fill_n(begin, count, kNoPage);
@@ -214,28 +212,26 @@ void Range::map_runs(std::uint64_t first, const std::vector<std::uint32_t>& page
 void Range::pin(std::uint64_t first, std::uint64_t count) {
     if (arena_->pinned() == Want::kOff) return;
     const std::uint64_t nbytes = count * arena_->page_bytes();
-    std::byte* const at = base_ + first * arena_->page_bytes();
-    if (mlock(at, nbytes) == 0) {
+    const Pinner::Result result = arena_->pinner().pin(base_ + first * arena_->page_bytes(), nbytes);
+    if (result.why.empty()) {
         std::fill_n(pinned_.begin() + static_cast<std::ptrdiff_t>(first), count, true);
         arena_->count_pinned(static_cast<std::int64_t>(nbytes));
         return;
     }
-    const int number = errno;
-    munlock(at, nbytes);  // what was locked before it failed
     if (arena_->pinned() == Want::kPrefer) return;
-    struct rlimit limit {};
-    getrlimit(RLIMIT_MEMLOCK, &limit);
-    throw Error(Code::kConfig, "pinned='require' needs to lock " + std::to_string(nbytes) + " bytes (" + std::strerror(number) +
-                                   "), RLIMIT_MEMLOCK is " + std::to_string(limit.rlim_cur) +
-                                   "; raise it (`ulimit -l`), or set pinned='prefer'",
-                {static_cast<std::int64_t>(nbytes), static_cast<std::int64_t>(limit.rlim_cur)});
+    throw Error(Code::kConfig, "pinned='require' needs to lock " + std::to_string(nbytes) + " bytes (" + result.why + "), " +
+                                   result.advice + ", or set pinned='prefer'",
+                {static_cast<std::int64_t>(nbytes), result.limit});
 }
 
-void Range::forget_pins(std::uint64_t first, std::uint64_t count) noexcept {
+// Of pages that are about to be unmapped.
+void Range::unpin(std::uint64_t first, std::uint64_t count) noexcept {
     std::int64_t pages = 0;
     for (std::uint64_t index = first; index < first + count; ++index) {
-        pages += pinned_[index];
+        if (!pinned_[index]) continue;
+        arena_->pinner().unpin(base_ + index * arena_->page_bytes());
         pinned_[index] = false;
+        ++pages;
     }
     arena_->count_pinned(-pages * static_cast<std::int64_t>(arena_->page_bytes()));
 }

@@ -72,7 +72,7 @@ class Range {
     void each_run(std::uint64_t first, std::uint64_t count, bool mapped, Apply apply);
     void map_runs(std::uint64_t first, const std::vector<std::uint32_t>& pages);
     void pin(std::uint64_t first, std::uint64_t count);
-    void forget_pins(std::uint64_t first, std::uint64_t count) noexcept;
+    void unpin(std::uint64_t first, std::uint64_t count) noexcept;
     bool unmap_pages(std::uint64_t first, std::uint64_t count) noexcept;
     void share_table(std::uint64_t pages);
     void unshare_table() noexcept;

@@ -45,6 +45,8 @@ Driver load() {
     find(library, "cuMemSetAccess", d.mem_set_access);
     find(library, "cuMemAlloc_v2", d.mem_alloc);
     find(library, "cuMemFree_v2", d.mem_free);
+    find(library, "cuMemHostRegister_v2", d.host_register);
+    find(library, "cuMemHostUnregister", d.host_unregister);
     find(library, "cuMemcpyAsync", d.memcpy_async);
     find(library, "cuStreamCreate", d.stream_create);
     find(library, "cuStreamDestroy_v2", d.stream_destroy);
@@ -65,10 +67,13 @@ const Driver& Driver::open() {
 }
 
 void Driver::require(Result code, const char* what) const {
-    if (code == kSuccess) return;
-    const char* text = nullptr;
-    if (error_string(code, &text) != kSuccess || text == nullptr) text = "unknown error";
-    throw Error(Code::kOs, std::string(what) + " failed: " + text + " (CUDA error " + std::to_string(code) + ")");
+    if (code != kSuccess) throw Error(Code::kOs, std::string(what) + " failed: " + text(code));
+}
+
+std::string Driver::text(Result code) const {
+    const char* said = nullptr;
+    if (error_string(code, &said) != kSuccess || said == nullptr) said = "unknown error";
+    return std::string(said) + " (CUDA error " + std::to_string(code) + ")";
 }
 
 }  // namespace poolweave::cuda

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace poolweave::cuda {
 
@@ -49,6 +50,7 @@ struct Driver {
     static const Driver& open();
     // Throws kOs naming `what` and what the driver says of `code`, unless it is kSuccess.
     void require(Result code, const char* what) const;
+    std::string text(Result code) const;
 
     Result (*init)(unsigned);
     Result (*error_string)(Result, const char**);
@@ -71,6 +73,8 @@ struct Driver {
     Result (*mem_set_access)(Address, std::size_t, const AccessDesc*, std::size_t);
     Result (*mem_alloc)(Address*, std::size_t);
     Result (*mem_free)(Address);
+    Result (*host_register)(void*, std::size_t, unsigned);
+    Result (*host_unregister)(void*);
     Result (*memcpy_async)(Address, Address, std::size_t, Stream);
     Result (*stream_create)(Stream*, unsigned);
     Result (*stream_destroy)(Stream);

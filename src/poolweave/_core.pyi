@@ -1000,6 +1000,13 @@ class Device:
     @property
     def free_bytes(self) -> int: ...
     def arena(self, capacity_bytes: int, budget_bytes: int, page_bytes: int) -> Arena: ...
+    def host_arena(
+        self, capacity_bytes: int, budget_bytes: int, page_bytes: int, huge_pages: Want, pinned: Want
+    ) -> Arena:
+        """
+        As Arena.create(); pinned is registered with the device, which then copies without buffers between.
+        """
+
     def swap_blocks(
         self,
         source: TierGeometry,

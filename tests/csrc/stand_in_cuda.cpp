@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -61,6 +62,8 @@ std::map<Address, Allocation> allocations;
 std::map<Address, std::size_t> reserved;
 std::map<Address, Mapping> mappings;
 std::map<Address, std::size_t> buffers;
+std::map<Address, std::size_t> registered;
+std::size_t num_registered = 0, most_registered = ~std::size_t{0};
 thread_local int pushed = 0;
 std::vector<std::unique_ptr<Stream>> old_streams;
 int dummy_context;
@@ -87,9 +90,14 @@ unsigned long long stand_in_used() {
     const std::lock_guard lock(mutex);
     return used;
 }
+void stand_in_register_at_most(unsigned long long nbytes) { most_registered = nbytes; }
+unsigned long long stand_in_registered() {
+    const std::lock_guard lock(mutex);
+    return num_registered;
+}
 int stand_in_left() {  // things that were not given back
     const std::lock_guard lock(mutex);
-    return static_cast<int>(allocations.size() + reserved.size() + mappings.size() + buffers.size()) + contexts + live_streams;
+    return static_cast<int>(allocations.size() + reserved.size() + mappings.size() + buffers.size() + registered.size()) + contexts + live_streams;
 }
 void stand_in_hold(void* stream) { static_cast<Stream*>(stream)->held.fetch_add(1); }
 void stand_in_go_on(void* stream) { static_cast<Stream*>(stream)->held.fetch_sub(1); }
@@ -244,6 +252,26 @@ Result cuMemFree_v2(Address address) {
     munmap(reinterpret_cast<void*>(address), found->second);
     used -= found->second;
     buffers.erase(found);
+    return 0;
+}
+Result cuMemHostRegister_v2(void* at, std::size_t nbytes, unsigned) {
+    const std::lock_guard lock(mutex);
+    const auto address = reinterpret_cast<Address>(at);
+    const auto next = registered.lower_bound(address);
+    if (pushed == 0) return kNoContext;
+    if (next != registered.end() && next->first < address + nbytes) return kInvalid;
+    if (next != registered.begin() && std::prev(next)->first + std::prev(next)->second > address) return kInvalid;
+    if (num_registered + nbytes > most_registered) return kOutOfMemory;
+    num_registered += nbytes;
+    registered[address] = nbytes;
+    return 0;
+}
+Result cuMemHostUnregister(void* at) {
+    const std::lock_guard lock(mutex);
+    const auto found = registered.find(reinterpret_cast<Address>(at));
+    if (pushed == 0 || found == registered.end()) return pushed == 0 ? kNoContext : kInvalid;
+    num_registered -= found->second;
+    registered.erase(found);
     return 0;
 }
 Result cuMemcpyAsync(Address to, Address from, std::size_t nbytes, void*) {

@@ -14,6 +14,7 @@
 #include "core/swap.hpp"
 #include "cuda/device.hpp"
 #include "cuda/device_pages.hpp"
+#include "cuda/registration.hpp"
 
 #if __has_include(<cuda.h>)
 #include <cuda.h>
@@ -42,11 +43,14 @@ using poolweave::Range;
 using poolweave::cuda::Device;
 using poolweave::cuda::DeviceBuffer;
 using poolweave::cuda::DevicePages;
+using poolweave::cuda::Registration;
 
 extern "C" {
 void stand_in_set(int devices, unsigned long long nbytes);
 unsigned long long stand_in_used();
 int stand_in_left();
+void stand_in_register_at_most(unsigned long long nbytes);
+unsigned long long stand_in_registered();
 void stand_in_hold(void* stream);
 void stand_in_go_on(void* stream);
 void stand_in_fail(void* stream);
@@ -205,6 +209,36 @@ void test_a_stream_tells_when_it_is_done() {
     device->drop_stream(stream);
 }
 
+std::shared_ptr<Arena> registered_arena(const std::shared_ptr<Device>& device, poolweave::Want pinned) {
+    return Arena::create(16 * kPage, 16 * kPage, kPage, {poolweave::Want::kOff, pinned, std::make_unique<Registration>(device, kPage)});
+}
+
+void test_host_pages_are_registered_while_they_are_mapped() {
+    const auto device = Device::open(0);
+    {
+        const auto arena = registered_arena(device, poolweave::Want::kRequire);
+        Range range(arena, 16 * kPage, true);
+        range.map(0, 8);
+        CHECK(stand_in_registered() == 8 * kPage && arena->stats().pinned_bytes == 8 * kPage);
+        range.unmap(2, 3);
+        CHECK(stand_in_registered() == 5 * kPage && arena->stats().pinned_bytes == 5 * kPage);
+        stand_in_register_at_most(7 * kPage);
+        CHECK_THROWS(range.map(8, 4), Code::kConfig);  // two of them were registered before it failed
+        CHECK(stand_in_registered() == 5 * kPage && range.num_mapped() == 5);
+        range.check();
+    }
+    CHECK(stand_in_registered() == 0);
+    {
+        const auto arena = registered_arena(device, poolweave::Want::kPrefer);
+        Range range(arena, 16 * kPage, true);
+        range.map(0, 4);
+        range.map(4, 8);
+        CHECK(arena->stats().pinned_bytes == 4 * kPage && range.num_mapped() == 12);
+    }
+    CHECK(stand_in_registered() == 0);
+    stand_in_register_at_most(~0ull);
+}
+
 void test_threads_share_a_device() {
     const auto device = Device::open(0);
     const auto arena = arena_on(device, 32, 32);
@@ -237,6 +271,7 @@ int main() {
     test_blocks_move_between_device_and_host();
     test_extents_are_staged_and_hashed_as_on_the_host();
     test_a_stream_tells_when_it_is_done();
+    test_host_pages_are_registered_while_they_are_mapped();
     test_threads_share_a_device();
     CHECK(stand_in_left() == 0);
     return 0;

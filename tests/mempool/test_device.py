@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,6 +81,20 @@ def test_blocks_move_to_dram_and_back_as_they_were() -> None:
             assert pool.swap_in(hit.blocks) == 40
             assert np.array_equal(on_host(pool)[pool.slots(hit.blocks)][away], kv[away])
         pool.check()
+
+
+def test_pinned_dram_is_registered_with_the_device(gpu: Any) -> None:
+    config = PoolConfig(pinned="require", max_dram="16MiB")
+    with MemPool(LAYOUT, hbm="2MiB", dram="4MiB", device="cuda:0", config=config) as pool:
+        assert pool.stats().tiers[Tier.DRAM].memory.pinned_bytes == 4 * MIB
+        assert pool.stats().tiers[Tier.HBM].memory.pinned_bytes == 0
+        pool.resize(dram="16MiB")
+        assert gpu.stand_in_registered() == 16 * MIB
+        pool.resize(dram="2MiB")
+        assert gpu.stand_in_registered() == 2 * MIB
+        pool.check()
+    gc.collect()
+    assert gpu.stand_in_registered() == 0
 
 
 def test_resizing_takes_and_gives_the_devices_memory(gpu: Any) -> None:

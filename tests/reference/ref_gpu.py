@@ -35,7 +35,8 @@ def _stand_in() -> Any:
             wanted = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1"]
             subprocess.run([compiler, *wanted, str(_SOURCE), "-o", str(library)], check=True)
             _loaded.append(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL))
-        _loaded[0].stand_in_used.restype = ctypes.c_ulonglong
+        for name in ("stand_in_used", "stand_in_registered"):
+            getattr(_loaded[0], name).restype = ctypes.c_ulonglong
         for name in ("stand_in_hold", "stand_in_go_on", "stand_in_fail"):
             getattr(_loaded[0], name).argtypes = [ctypes.c_void_p]
     return _loaded[0]
