@@ -1,8 +1,10 @@
-// The slot protocol between threads, for the sanitizers: no race on slots, seats or mailboxes, every wait ends on abort.
+// The slot protocol between threads, for the sanitizers: no race on slots, seats or mailboxes, every wait ends on abort. Under
+// every table of kernels that runs here and both types of weights and KV, for each reads and writes what threads hand over.
 #include <pthread.h>
 
 #include <atomic>
-#include <cmath>
+#include <bit>
+#include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
@@ -16,58 +18,80 @@ using namespace poolweave::decode;
 
 namespace {
 
-constexpr std::int64_t kHidden = 16, kVocab = 31, kHeads = 2, kDim = 8, kLayers = 2, kBlock = 4, kSlots = 24, kEnd = 40;
+// Two heads share KV. The widest vectors take most of a head at a time, and leave columns to the loops after them.
+constexpr std::int64_t kHidden = 40, kVocab = 31, kHeads = 4, kKvHeads = 2, kDim = 42, kInner = 24;
+constexpr std::int64_t kLayers = 2, kBlock = 4, kSlots = 24, kEnd = 40;
 
+std::vector<float> frequencies() {
+    std::vector<float> all(kDim / 2, 1.0F);
+    for (std::size_t i = 1; i < all.size(); ++i) all[i] = all[i - 1] * 0.7F;
+    return all;
+}
+
+// All of a model, or what one of `width` ranks has of it.
 struct Model {
-    std::vector<std::vector<float>> kept;
+    const Kernels& kernels;
+    Dtype dtype;
+    std::mt19937 random;
     std::int64_t share, width;
-    std::vector<float> memory;
+    std::vector<std::vector<float>> kept;
+    std::vector<std::byte> memory;
     PackedStore store;
     AttentionStack attention;
     FfnStack ffn;
     KvView kv;
 
-    Packed draw(std::mt19937& random, std::int64_t rows, std::int64_t cols) {
+    Model(const Kernels& table, Dtype type, unsigned seed, std::int64_t number = 0, std::int64_t of = 1)
+        : kernels(table), dtype(type), random(seed), share(number), width(of),
+          attention(table, kHidden, ends(), Rope(frequencies(), 1.0F, RopeForm::kHalves)), ffn(table, kHidden) {
+        const std::int64_t heads = kHeads / width, kv_heads = kKvHeads / width, plane = kBlock * kv_heads * kDim, layer = 2 * plane;
+        memory.resize(kSlots * kLayers * layer * dtype_bytes(dtype));
+        kv = {memory.data(), kSlots, kLayers, 2, kBlock, kv_heads, kDim, kLayers * layer, layer, plane, dtype};
+        for (int n = 0; n < kLayers; ++n) {
+            attention.add({{ones(), 1e-6F}, {ones(), 1e-6F},
+                           GroupedWeights{.heads = heads, .kv_heads = kv_heads, .head_dim = kDim, .q = {rows_of(kHeads)},
+                                          .k = {rows_of(kKvHeads)}, .v = {rows_of(kKvHeads)}, .o = {columns_of(kHeads)},
+                                          .q_norm = {}, .k_norm = {}, .scale = 0.15F}});
+            ffn.add({.dense = {{draw(kInner, kHidden)}, {draw(kInner, kHidden)}, {draw(kHidden, kInner)}}, .moe = {}});
+        }
+    }
+
+    Matrix numbers(std::int64_t rows, std::int64_t cols) {
         std::normal_distribution<float> normal(0.0F, 0.4F);
         kept.emplace_back(rows * cols);
         for (float& value : kept.back()) value = normal(random);
-        return store.pack({kept.back().data(), rows, cols, cols, Dtype::kF32});
+        if (dtype == Dtype::kBf16) {
+            auto* cut = reinterpret_cast<unsigned char*>(kept.back().data());  // the upper half of each float, side by side
+            for (std::size_t i = 0; i < kept.back().size(); ++i) {
+                const auto half = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(kept.back()[i]) >> 16);
+                std::memcpy(cut + 2 * i, &half, sizeof half);
+            }
+        }
+        return {kept.back().data(), rows, cols, cols, dtype};
+    }
+    Packed draw(std::int64_t rows, std::int64_t cols) { return store.pack(numbers(rows, cols)); }
+
+    // Rows of a whole matrix that belong to this share of the heads; or columns.
+    Packed rows_of(std::int64_t heads) {
+        const std::int64_t rows = heads / width * kDim;
+        return store.pack(numbers(heads * kDim, kHidden).slice(share * rows, rows));
+    }
+    Packed columns_of(std::int64_t heads) {
+        const std::int64_t cols = heads / width * kDim;
+        Matrix all = numbers(kHidden, heads * kDim);
+        all.data = static_cast<const std::byte*>(all.data) + share * cols * dtype_bytes(dtype);
+        all.cols = cols;
+        return store.pack(all);
     }
 
-    // Rows of a whole matrix that belong to this share of the heads; or, transposed, columns.
-    Packed draw_rows(std::mt19937& random) {
-        draw(random, kHeads * kDim, kHidden);
-        return store.pack({kept.back().data() + share * inner() * kHidden, inner(), kHidden, kHidden, Dtype::kF32});
-    }
-    Packed draw_columns(std::mt19937& random) {
-        draw(random, kHidden, kHeads * kDim);
-        return store.pack({kept.back().data() + share * inner(), kHidden, inner(), kHeads * kDim, Dtype::kF32});
-    }
-    std::int64_t inner() const { return kHeads * kDim / width; }
-
-    Ends ends(std::mt19937& random) {
-        const Packed embedding = draw(random, kVocab, kHidden), head = draw(random, kVocab, kHidden);
+    Ends ends() {
+        const Packed embedding = draw(kVocab, kHidden), head = draw(kVocab, kHidden);
         return share > 0 ? Ends{} : Ends{embedding, {ones(), 1e-6F}, head};
     }
 
     const float* ones() {
         kept.emplace_back(kHidden, 1.0F);
         return kept.back().data();
-    }
-
-    // All of a model, or what one of `of` ranks has of it.
-    explicit Model(unsigned seed, std::int64_t number = 0, std::int64_t of = 1, std::mt19937 random = std::mt19937())
-        : share(number), width(of), memory(kSlots * kLayers * 2 * kBlock * kHeads * kDim),
-          attention(portable_kernels(), kHidden, (random.seed(seed), ends(random)), Rope({1.0F, 0.5F, 0.1F, 0.01F}, 1.0F, RopeForm::kHalves)),
-          ffn(portable_kernels(), kHidden) {
-        const std::int64_t heads = kHeads / width, plane = kBlock * heads * kDim, layer = 2 * plane;
-        kv = {reinterpret_cast<std::byte*>(memory.data()), kSlots, kLayers, 2, kBlock, heads, kDim, kLayers * layer, layer, plane, Dtype::kF32};
-        for (int n = 0; n < kLayers; ++n) {
-            attention.add({{ones(), 1e-6F}, {ones(), 1e-6F},
-                           GroupedWeights{.heads = heads, .kv_heads = heads, .head_dim = kDim, .q = {draw_rows(random)},
-                                          .k = {draw_rows(random)}, .v = {draw_rows(random)}, .o = {draw_columns(random)}, .q_norm = {}, .k_norm = {}, .scale = 0.35F}});
-            ffn.add({.dense = {{draw(random, 24, kHidden)}, {draw(random, 24, kHidden)}, {draw(random, kHidden, 24)}}, .moe = {}});
-        }
     }
 };
 
@@ -92,8 +116,8 @@ void form(const Board& board, std::int32_t index, std::int32_t model, std::int32
 }
 
 // Four requests of two models, two FFN ranks, two in flight, each request twice over: the same tokens both times.
-void test_batches_cross_between_threads() {
-    Model models[2] = {Model(1), Model(2)};
+void test_batches_cross_between_threads(const Kernels& kernels, Dtype dtype) {
+    Model models[2] = {Model(kernels, dtype, 1), Model(kernels, dtype, 2)};
     const Board board = Board::create({4, 1, 4, kEnd, kBlock, kHidden, 2, 0, 1});
     AttentionWorker attention(board, 0);
     FfnWorker ranks[2] = {FfnWorker(board, 0), FfnWorker(board, 1)};
@@ -131,11 +155,11 @@ void test_batches_cross_between_threads() {
 }
 
 // Two requests at once over heads on one rank and on two: the same tokens.
-void test_a_group_shares_the_heads() {
+void test_a_group_shares_the_heads(const Kernels& kernels, Dtype dtype) {
     std::vector<std::int32_t> expected[2];
     for (const std::int64_t width : {1, 2}) {
         const Board board = Board::create({2, 1, 2, kEnd, kBlock, kHidden, 1, 0, static_cast<std::uint32_t>(width)});
-        Model shares[2] = {Model(3, 0, width), Model(3, width - 1, width)};
+        Model shares[2] = {Model(kernels, dtype, 3, 0, width), Model(kernels, dtype, 3, width - 1, width)};
         AttentionWorker attention[2] = {AttentionWorker(board, 0), AttentionWorker(board, 1)};
         FfnWorker ffn(board, 0);
         board.model(0).num_layers = kLayers, board.model(0).layer_cost = 1.0F;
@@ -208,8 +232,12 @@ void test_a_waiter_sleeps_where_another_takes_its_core() {
 }  // namespace
 
 int main() {
-    test_batches_cross_between_threads();
-    test_a_group_shares_the_heads();
+    for (const Kernels* kernels : kernel_tables()) {
+        for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
+            test_batches_cross_between_threads(*kernels, dtype);
+            test_a_group_shares_the_heads(*kernels, dtype);
+        }
+    }
     test_a_bell_wakes_a_sleeper();
     test_a_waiter_sleeps_where_another_takes_its_core();
     return 0;
