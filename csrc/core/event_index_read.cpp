@@ -65,7 +65,7 @@ std::vector<StoredRun> EventIndex::inventory(std::uint32_t source) const {
         if (held.extra != 0 || (!starts && parent == names.end()) || !names.emplace(entry.block, entry.hash).second) continue;
         std::size_t run = runs.size();
         std::uint8_t media = 0;
-        for (std::size_t i = 0; i < kMedia; ++i) media |= entry.copies[i] > 0 ? static_cast<std::uint8_t>(1u << i) : 0;
+        for (std::size_t i = 0; i < kMedia; ++i) media = static_cast<std::uint8_t>(media | (entry.copies[i] > 0 ? 1u << i : 0u));
         if (const auto last = open.find(held.parent); last != open.end() && runs[last->second].media == media) {
             run = last->second;
             open.erase(last);

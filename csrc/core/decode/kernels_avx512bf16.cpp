@@ -1,5 +1,5 @@
-// The kernels for AVX-512 (F, DQ, BW, VL) with products of bfloat16 (AVX512_BF16). CMake compiles this file alone with those instructions; nothing in it runs unless the
-// processor has them.
+// The kernels for AVX-512 (F, DQ, BW, VL) with products of bfloat16 (AVX512_BF16). CMake compiles this file alone with those
+// instructions; nothing in it runs unless the processor has them.
 #include <cstdint>
 
 #include "core/decode/kernels.hpp"
