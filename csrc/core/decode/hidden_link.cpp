@@ -101,12 +101,22 @@ void HiddenLink::receive() {
 
 void HiddenLink::check(const Frame& frame) const {
     const BoardShape& shape = board_.shape();
-    const bool fits = frame.magic == kMagic && frame.slot < shape.slots && frame.model < shape.models && frame.layer < kMaxLayers &&
-                      frame.rows > 0 && frame.rows <= shape.max_rows && frame.hidden == shape.max_hidden && frame.attention < kMaxRanks;
-    const Turn turn = fits ? board_.slot(frame.slot).turn.load(std::memory_order_acquire) : Turn::kIdle;
-    const bool expected = fits && (end_ == LinkEnd::kFfn ? turn == Turn::kIdle
-                                                         : turn == away_at_rank(rank_) || hosted_[frame.slot].load());
-    if (!expected) throw Error(Code::kConfig, "a frame of slot " + std::to_string(frame.slot) + " does not fit this board or was not awaited");
+    const bool fits = frame.magic == kMagic && frame.slot < shape.slots && frame.rows <= shape.max_rows && frame.hidden == shape.max_hidden;
+    if (!fits || !(end_ == LinkEnd::kFfn ? is_question(frame) : is_answer(frame)))
+        throw Error(Code::kConfig, "a frame of slot " + std::to_string(frame.slot) + " does not fit this board or was not awaited");
+}
+
+bool HiddenLink::is_question(const Frame& frame) const noexcept {
+    return frame.rows > 0 && frame.model < board_.shape().models && frame.layer < kMaxLayers && frame.attention < kMaxRanks &&
+           board_.slot(frame.slot).turn.load(std::memory_order_acquire) == Turn::kIdle;
+}
+
+// To what was sent: the same rows, at the next layer. Else other numbers than the FFN's would be added, and nobody see it.
+bool HiddenLink::is_answer(const Frame& frame) const noexcept {
+    const Slot& slot = board_.slot(frame.slot);
+    const bool awaited = slot.turn.load(std::memory_order_acquire) == away_at_rank(rank_) || hosted_[frame.slot].load();
+    return awaited && static_cast<std::int64_t>(frame.model) == slot.model && static_cast<std::int64_t>(frame.rows) == slot.rows &&
+           static_cast<std::int64_t>(frame.layer) == slot.layer + std::int64_t{1};
 }
 
 void HiddenLink::arrive_at_ffn(const Frame& frame) {

@@ -48,6 +48,8 @@ class HiddenLink {
     bool ship_next();
     bool ship(std::int64_t index);
     void check(const Frame& frame) const;
+    bool is_question(const Frame& frame) const noexcept;
+    bool is_answer(const Frame& frame) const noexcept;
     void arrive_at_ffn(const Frame& frame);
     void arrive_at_attention(const Frame& frame);
     bool write(const void* data, std::size_t nbytes);
