@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,7 +21,7 @@ from poolweave.serving.door.config import DoorConfig
 from poolweave.serving.door.houses import Houses
 from poolweave.serving.membership import open_registry
 from poolweave.serving.membership.follower import Follower
-from poolweave.serving.process.service import run_process
+from poolweave.serving.process.service import end_process, run_process
 
 logger = logging.getLogger(__name__)
 
@@ -158,4 +157,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -9,10 +9,8 @@ a lifeline. Started by hand it reads a TOML file:
 
 from __future__ import annotations
 
-import gc
 import logging
 import secrets
-import sys
 import threading
 from contextlib import ExitStack
 
@@ -21,7 +19,7 @@ from poolweave.serving.instance.config import InstanceConfig
 from poolweave.serving.instance.job_runner import JobRunner
 from poolweave.serving.instance.kinds import make_kind
 from poolweave.serving.instance.station import Shared, Station, make_pool
-from poolweave.serving.process.service import run_process
+from poolweave.serving.process.service import end_process, run_process
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +117,4 @@ def _import_engine() -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    gc.collect()  # views and ranges first, the native module after them
-    sys.exit(code)
+    end_process(main())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,7 @@ from poolweave.serving.membership.wire import (
     MemberRequest,
     Watch,
 )
-from poolweave.serving.process.service import run_process
+from poolweave.serving.process.service import end_process, run_process
 
 logger = logging.getLogger(__name__)
 
@@ -135,4 +134,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())
