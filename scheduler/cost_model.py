@@ -7,6 +7,7 @@ Times are seconds, lengths are tokens. Knows no instance and no queue.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, overload
@@ -70,6 +71,9 @@ class DecodeStep:
     per_sequence_s: float = 0.0
     per_kv_token_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        require_times(self, "constant_s", "per_sequence_s", "per_kv_token_s")
+
     @classmethod
     def fit(cls, samples: Sequence[StepSample]) -> DecodeStep:
         """Least squares of relative errors; no term is below zero, so that an answer more never makes a step quicker.
@@ -95,6 +99,16 @@ class DecodeStep:
         )
 
 
+def require_times(of: Any, *settings: str) -> None:
+    """Raises ConfigError unless each of them is a finite number of seconds, not negative."""
+    for setting in settings:
+        value = getattr(of, setting)
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(
+                f"{setting} must be finite and not negative, got {value}", setting=setting, value=value, limit=0
+            )
+
+
 def decode_of(decode: DecodeStep | None) -> DecodeStep:
     """The decode part of a model. Raises ConfigError when it has none."""
     if decode is None:
@@ -115,6 +129,17 @@ class ArchitectureModel:
     quadratic_cached_s: float = 0.0
     decode: DecodeStep | None = None
     stages: int = 1
+
+    def __post_init__(self) -> None:
+        require_times(self, "constant_s", "linear_s", "quadratic_s")
+        if not math.isfinite(self.quadratic_cached_s):  # below zero where a pair of cached tokens takes less
+            raise ConfigError(
+                f"quadratic_cached_s must be finite, got {self.quadratic_cached_s}",
+                setting="quadratic_cached_s",
+                value=self.quadratic_cached_s,
+            )
+        if self.stages < 1:
+            raise ConfigError(f"stages must be at least 1, got {self.stages}", setting="stages", value=self.stages)
 
     @classmethod
     def fit(cls, samples: Sequence[PrefillSample], decode: DecodeStep | None = None) -> ArchitectureModel:
@@ -181,8 +206,11 @@ class Link:
     per_call_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s <= 0 or self.latency_s < 0 or self.per_call_s < 0:
-            raise ConfigError(f"a link needs positive bytes_per_s and no negative time, got {self}", setting="link")
+        require_times(self, "latency_s", "per_call_s")
+        if not self.bytes_per_s > 0:  # NaN is not
+            raise ConfigError(
+                f"bytes_per_s must be positive, got {self.bytes_per_s}", setting="bytes_per_s", value=self.bytes_per_s
+            )
 
     @classmethod
     def fit(cls, samples: Sequence[TransferSample]) -> Link:

@@ -111,7 +111,8 @@ class GlobalScheduler:
         self.holdings.limit(name, cache_tokens)
 
     def remove(self, name: str) -> tuple[str, ...]:
-        """The instance is gone: what it held is forgotten. Unknown names: nothing.
+        """The instance is gone: what it held is forgotten. Idempotent: of a name that is not known, or no longer,
+        nothing is left to forget, so whoever hears of a death last may tell it again.
 
         Returns the requests that were on it; they are no longer in flight here: route each again, or fail it.
         """
@@ -201,7 +202,8 @@ class GlobalScheduler:
             self.holdings.insert(flight.prompt.keys, flight.prefill, Source.RESPONSE)
 
     def finished(self, request_id: str, tokens: TokenIds | None = None, ns: int = 0) -> None:
-        """The answer is complete. `tokens`: prompt and answer as far as its KV was kept. Unknown ids: nothing."""
+        """The answer is complete. `tokens`: prompt and answer as far as its KV was kept. Idempotent: an id
+        that is not in flight, because it ended or its instance was removed first, changes nothing."""
         self.finished_keys(request_id, None if tokens is None else self.holdings.keys(tokens, ns))
 
     def finished_keys(self, request_id: str, keys: UInt64Array | None = None) -> None:
@@ -220,7 +222,7 @@ class GlobalScheduler:
             self.holdings.insert(kept, flight.prefill, Source.RESPONSE)
 
     def failed(self, request_id: str) -> None:
-        """The request ends without an answer: its load is gone, nothing is learned. Unknown requests: nothing."""
+        """The request ends without an answer: its load is gone, nothing is learned. Idempotent, as `finished`."""
         self._flights.end(request_id)
 
     def stats(self) -> SchedulerStats:

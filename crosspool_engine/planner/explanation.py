@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poolweave.crosspool_engine.planner.plan import FfnPiece, ModelPlan, Plan
-
-_GIB = 2**30
+from poolweave.types import format_bytes
 
 
 def explain(plan: Plan) -> str:
     """Several lines of plain text, ending with a newline."""
     lines = [
         f"Devices: {' '.join(plan.roles)}",
-        f"KV demand: {_gib(plan.percentile_bytes)} at percentile {100 * plan.percentile:g} "
-        f"({100 * plan.confidence:g}% interval {_gib(plan.low_bytes)} to {_gib(plan.high_bytes)}); "
-        f"mean {_gib(plan.mean_bytes)}, by Little's law {_gib(plan.little_bytes)}.",
-        f"Pool: {plan.total_pages} pages of {plan.page_bytes / 2**20:g} MiB on "
+        f"KV demand: {format_bytes(plan.percentile_bytes)} at percentile {100 * plan.percentile:g} "
+        f"({100 * plan.confidence:g}% interval {format_bytes(plan.low_bytes)} to {format_bytes(plan.high_bytes)}); "
+        f"mean {format_bytes(plan.mean_bytes)}, by Little's law {format_bytes(plan.little_bytes)}.",
+        f"Pool: {plan.total_pages} pages of {format_bytes(plan.page_bytes)} on "
         + ", ".join(f"rank {r}: {n}" for r, n in zip(plan.kv_ranks, plan.pages_per_rank, strict=True))
-        + f" ({_gib(plan.total_pages * plan.page_bytes)}).",
+        + f" ({format_bytes(plan.total_pages * plan.page_bytes)}).",
     ]
     lines += [_model(plan, model) for model in plan.models]
-    lines += [f"Weights rank {rank}: {_gib(plan.rank_ffn_bytes(rank))} of FFN weights." for rank in plan.weights_ranks]
+    lines += [
+        f"Weights rank {rank}: {format_bytes(plan.rank_ffn_bytes(rank))} of FFN weights." for rank in plan.weights_ranks
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +54,3 @@ def _spans(members: Sequence[int]) -> str:
         else:
             spans.append([member, member])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / _GIB:.2f} GiB"

@@ -21,6 +21,7 @@ _UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+_BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _MAX_TOKEN = 2**31 - 1
 _INT32 = np.dtype(np.int32)
 
@@ -77,6 +78,17 @@ def require_timeout(timeout: Any) -> None:
     raise ConfigError(
         f"timeout is seconds, not negative, or None, got {timeout!r}", setting="timeout", value=repr(timeout)
     )
+
+
+def byte_unit(nbytes: float) -> tuple[str, int]:
+    """The unit in which this many bytes are read best, and the bytes that one of it has."""
+    return next(((name, size) for name, size in _BINARY if nbytes >= size), ("B", 1))
+
+
+def format_bytes(nbytes: float) -> str:
+    """`"1.50 GiB"`, `"3.00 KiB"`, `"17 B"`: in the largest unit of which there is one."""
+    name, size = byte_unit(nbytes)
+    return f"{nbytes / size:.{2 if size > 1 else 0}f} {name}"
 
 
 def parse_bytes(size: int | str, setting: str) -> int:

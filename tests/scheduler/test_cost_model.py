@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -52,9 +54,9 @@ def test_candidates_in_one_call_are_the_same_numbers() -> None:
 
 
 def test_never_negative() -> None:
-    below = ArchitectureModel(constant_s=-1.0, linear_s=1e-6)
-    assert below.prefill_s(10, 0) == 0.0
-    assert below.prefill_s(10, np.array([0, 5])).tolist() == [0.0, 0.0]
+    below = ArchitectureModel(constant_s=0.0, linear_s=1e-6, quadratic_cached_s=-1.0)
+    assert below.prefill_s(10, 5) == 0.0
+    assert below.prefill_s(10, np.array([5, 9])).tolist() == [0.0, 0.0]
 
 
 def test_is_a_cost_model() -> None:
@@ -67,9 +69,8 @@ def test_is_a_cost_model() -> None:
 def test_transfer_time_is_bytes_over_bandwidth_and_calls() -> None:
     link = Link(bytes_per_s=10 * 2**30, latency_s=1e-3, per_call_s=1e-5)
     assert link.seconds(2048 * KV_BYTES, calls=128) == pytest.approx(1e-3 + 128e-5 + 0.15625)
-    for wrong in ({"bytes_per_s": 0}, {"bytes_per_s": 1, "latency_s": -1}, {"bytes_per_s": 1, "per_call_s": -1}):
-        with pytest.raises(ConfigError, match="link"):
-            Link(**wrong)
+    with pytest.raises(ConfigError, match="bytes_per_s must be positive, got 0"):
+        Link(bytes_per_s=0)
 
 
 def test_kv_is_moved_only_when_that_is_faster_than_computing_it() -> None:
@@ -97,3 +98,33 @@ def test_each_block_is_a_call() -> None:
         model=MODEL, kv_link=KVLink(link=Link(bytes_per_s=1e18, per_call_s=1.0), bytes_per_token=1)
     )
     assert decision.move(1024, 0, 33).transfer_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-9])
+@pytest.mark.parametrize(
+    ("kind", "setting", "others"),
+    [
+        (ArchitectureModel, "constant_s", {"linear_s": 0.1}),
+        (ArchitectureModel, "linear_s", {"constant_s": 0.1}),
+        (ArchitectureModel, "quadratic_s", {"constant_s": 0.1, "linear_s": 0.1}),
+        (DecodeStep, "constant_s", {}),
+        (DecodeStep, "per_sequence_s", {"constant_s": 0.1}),
+        (DecodeStep, "per_kv_token_s", {"constant_s": 0.1}),
+        (Link, "latency_s", {"bytes_per_s": 1.0}),
+        (Link, "per_call_s", {"bytes_per_s": 1.0}),
+    ],
+)
+def test_a_time_that_is_none_is_refused(kind: type[Any], setting: str, others: dict[str, float], value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting} must be finite and not negative, got {value}$"):
+        kind(**{**others, setting: value})
+
+
+def test_other_costs_that_are_none_are_refused() -> None:
+    times = {"constant_s": 0.1, "linear_s": 0.1}
+    with pytest.raises(ConfigError, match="quadratic_cached_s must be finite, got nan"):
+        ArchitectureModel(**times, quadratic_cached_s=float("nan"))
+    assert ArchitectureModel(**times, quadratic_cached_s=-1e-9).prefill_s(2, 1) > 0, "a pair that is cached takes less"
+    with pytest.raises(ConfigError, match="stages must be at least 1, got 0"):
+        ArchitectureModel(**times, stages=0)
+    with pytest.raises(ConfigError, match="bytes_per_s must be positive, got nan"):
+        Link(bytes_per_s=float("nan"))

@@ -236,6 +236,24 @@ def test_dead_instance_is_forgotten_and_its_requests_are_named() -> None:
     scheduler.check()
 
 
+def test_the_end_of_what_is_not_there_changes_nothing() -> None:
+    """A request's end and its instance's death are heard in any order, and more than once."""
+    scheduler = GlobalScheduler(MODEL, clock=Clock())
+    scheduler.add("one", Role.COLOCATED)
+    route = scheduler.route(prompt(64, 0))
+    before = scheduler.stats()
+    scheduler.finished("nope", prompt(64, 1))
+    scheduler.failed("nope")
+    scheduler.prefilled("nope")
+    assert scheduler.remove("zz") == ()
+    assert scheduler.stats() == before
+    assert scheduler.remove("one") == (route.request_id,)
+    after = scheduler.stats()
+    scheduler.finished(route.request_id, prompt(96, 0))
+    assert (scheduler.remove("one"), scheduler.stats()) == ((), after)
+    scheduler.check()
+
+
 def test_draining_and_suspect_members_get_nothing_new() -> None:
     scheduler = GlobalScheduler(MODEL, clock=Clock())
     a, b = (Member(name=name, epoch=1, role=Role.COLOCATED) for name in "ab")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ref_words import save_words
 
 import poolweave
 
@@ -174,6 +175,23 @@ def test_config_show_prints_value_and_source_and_no_secret(tmp_path: Path) -> No
     assert rows["instances[0].role"] == ("colocated", "file")
     assert rows["membership.ttl_s"] == (10.0, "default")
     assert "sk-secret" not in shown.stdout
+
+
+@pytest.mark.parametrize("lacks", ["tokenizer.json", "tokenizer_config.json"])
+def test_config_check_wants_the_tokenizer_that_a_door_reads(tmp_path: Path, lacks: str) -> None:
+    model = save_words(tmp_path / "model")
+    for name in ("config.json", "model.safetensors"):
+        (model / name).touch()
+    file = tmp_path / "deployment.toml"
+    file.write_text(f'model = "{model}"\n[[instances]]\nname = "one"\nrole = "colocated"\n')
+    assert run("config", "check", str(file)).returncode == 0
+    (model / lacks).unlink()
+    result = run("config", "check", str(file))
+    assert result.returncode == 1
+    assert f"{model} holds no {lacks}, without which a door cannot read and write text" in result.stderr
+    joins = 'serves = false\nregistry = "tcp://127.0.0.1:1"\n'
+    file.write_text(joins + file.read_text())
+    assert run("config", "check", str(file)).returncode == 0, "the door is elsewhere"
 
 
 @pytest.mark.parametrize(

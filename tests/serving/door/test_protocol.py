@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 
@@ -13,7 +14,11 @@ from ref_door import World
 from ref_instance import answer_of
 from ref_waiting import until
 from ref_words import text_of
+from rich.console import Console
+from typer.testing import CliRunner
 
+from poolweave.serving.cli.app import app
+from poolweave.serving.cli.top import _table
 from poolweave.serving.door.prompter import load_prompter
 
 
@@ -122,6 +127,10 @@ def test_what_is_not_supported_is_a_typed_400_that_names_it(
         ({"prompt": "y" * 5000}, "the prompt has 5000 tokens, which leaves room for 0"),
         ({"prompt": "y" * 5000}, "the model has 4096 positions (max_position_embeddings in its config.json)"),
         ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": [5, -1]}, "prompt: token 1 is -1, which is no token id; those go from 0 to 2147483647"),
+        ({"prompt": [[5, 6, 2**31]]}, "prompt: token 2 is 2147483648, which is no token id"),
+        ({"prompt": [0.5]}, "prompt: token 0 is 0.5, which is no token id"),
+        ({"prompt": {}}, "Input should be a valid string"),
         ({}, "prompt: Field required"),
     ],
 )
@@ -166,3 +175,18 @@ def test_metrics_have_vllms_names(world: World) -> None:
     ):  # fmt: skip
         assert f"{name}{{" in text, name
     assert f'vllm:request_success_total{{finished_reason="length",model_name="{world.model}"}}' in text
+
+
+def test_process_ids_are_told_as_long_as_there_are_any(world: World) -> None:
+    found = world.client.get("/deployment").json()
+    assert found["pid"] == os.getpid(), "all are of this process"
+    assert {one["name"]: one["pid"] for one in found["instances"]} == dict.fromkeys(world.instances, os.getpid())
+    shown = CliRunner().invoke(app, ["top", world.door.address, "--once"], env={"COLUMNS": "160"}).output
+    assert f"(door: pid {os.getpid()})" in shown
+    assert all(str(os.getpid()) in line for line in shown.splitlines() if "-0" in line or "-1" in line)
+    one = {**found["instances"][0], "pid": None, "state": "unreachable"}
+    lost = {**found, "instances": [one]}
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(_table(lost))
+    assert re.search(rf"{one['name']} +│ +- +│", capture.get())

@@ -67,6 +67,8 @@ def test_a_plan_is_written_explained_and_drawn(folder: Path) -> None:
     assert (plan.split, plan.page_bytes, plan.percentile) == ("expert", 64 << 10, 0.95)
     assert "Devices: KV W W" in result.output
     assert "by Little's law" in result.output
+    assert "KiB" in result.output or "MiB" in result.output, "the models are small"
+    assert "0.00" not in result.output
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -26,13 +26,16 @@ _Kind = Annotated[str, typer.Option(help=f"What it configures: {', '.join(_KINDS
 @config.command()
 def check(file: _File, kind: _Kind = "deployment", as_json: Json = False) -> None:
     """Say whether a file can be used here; the first thing wrong with it otherwise."""
+    from poolweave.serving.door.prompter import load_prompter
     from poolweave.serving.engine.model_directory import BUILT_IN, model_directory
 
     settings, _ = _read(file, kind)
     named = (settings.get("model"), *(one["path"] for one in settings.get("models", ())))
     for model in named if kind != "calibration" else ():
         if model is not None and model not in BUILT_IN:
-            model_directory(model)
+            folder = model_directory(model)
+            if settings.get("serves"):  # a door, which reads and writes text
+                load_prompter(str(folder))
     if as_json:
         say({"file": str(file), "kind": kind, "usable": True})
     else:

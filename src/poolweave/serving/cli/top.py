@@ -44,13 +44,13 @@ def _table(found: dict[str, Any]) -> Any:
     from rich.table import Table
 
     state = "draining" if found["draining"] else f"{found['in_flight']} in flight"
-    title = f"{found['model']}: {state}, {found['routed']} routed, {found['hit_ratio']:.0%} of prompt tokens cached"
-    table = Table(title=title)
-    for column in ("instance", "role", "state", "events", "queued", "answers", "KV in use"):
+    title = f"{found['model']} (door: pid {found['pid']}): {state}, {found['routed']} routed"
+    table = Table(title=f"{title}, {found['hit_ratio']:.0%} of prompt tokens cached")
+    for column in ("instance", "pid", "role", "state", "events", "queued", "answers", "KV in use"):
         table.add_column(column)
     for one in found["instances"]:
         table.add_row(
-            one["name"], one["role"], one["state"], one["events"], f"{one['queued_s']:.2f} s", str(one["sequences"]),
-            f"{one['kv_usage']:.0%}",
+            one["name"], str(one["pid"] or "-"), one["role"], one["state"], one["events"], f"{one['queued_s']:.2f} s",
+            str(one["sequences"]), f"{one['kv_usage']:.0%}",
         )  # fmt: skip
     return table

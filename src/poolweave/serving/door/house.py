@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import time
 from typing import Any
 
@@ -86,9 +87,10 @@ class House:
         """Members, loads and totals, as plain values."""
         stats = self.scheduler.stats()
         loads = {load.name: load for load in stats.instances}
-        usable = {linked.link.name for linked in self.links.linked}
+        pids = {linked.link.name: linked.welcome.pid for linked in self.links.linked}
         return {
             "model": self.model,
+            "pid": os.getpid(),
             "draining": self.gate.draining,
             "in_flight": self.gate.inside,
             "routed": stats.routed,
@@ -99,7 +101,8 @@ class House:
                 {
                     "name": member.name,
                     "role": member.role.value,
-                    "state": member.state.value if member.name in usable else "unreachable",
+                    "state": member.state.value if member.name in pids else "unreachable",
+                    "pid": pids.get(member.name),
                     "events": self.listener.state(member.name),
                     "epoch": member.epoch,
                     "queued_s": loads[member.name].queued_s if member.name in loads else 0.0,

@@ -61,6 +61,14 @@ def load_prompter(model: str) -> Prompter:
     folder = smollm2_directory() if model == "smollm2" else Path(model)
     if not folder.is_dir():
         raise ModelNotFound(f"{folder} is no directory; give a local Hugging Face model directory", path=str(folder))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(
+                f"{folder} holds no {name}, without which a door cannot read and write text; save the model's "
+                "tokenizer there",
+                setting="model",
+                value=model,
+            )
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))

@@ -10,9 +10,19 @@ import difflib
 import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 _MAX_TOKENS = 1 << 24
+_MAX_TOKEN = 2**31 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 T = TypeVar("T")
 
@@ -161,7 +171,22 @@ class ChatRequest(_Request):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-_Token = Annotated[int, Field(ge=0, lt=2**31)]
+_Token = Annotated[int, Field(ge=0, le=_MAX_TOKEN)]
+
+
+def _named_token(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """What is wrong with a prompt of token ids is told of the token, not of all that a prompt may be."""
+    try:
+        return validate(value)
+    except ValidationError:
+        lists = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+        for tokens in lists:
+            for at, token in enumerate(tokens if isinstance(tokens, list) else ()):
+                if isinstance(token, (int, float)) and (isinstance(token, float) or not 0 <= token <= _MAX_TOKEN):
+                    raise ValueError(
+                        f"token {at} is {str(token)[:100]}, which is no token id; those go from 0 to {_MAX_TOKEN}"
+                    ) from None
+        raise
 
 
 class CompletionRequest(_Request):
@@ -171,7 +196,7 @@ class CompletionRequest(_Request):
         "best_of": (1,), "echo": (False,), "logprobs": (0,), "suffix": ("",)
     }  # fmt: skip
 
-    prompt: Annotated[str | list[_Token] | list[str] | list[list[_Token]], _Whole]
+    prompt: Annotated[str | list[_Token] | list[str] | list[list[_Token]], WrapValidator(_named_token), _Whole]
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
