@@ -109,6 +109,7 @@ def test_an_error_after_the_first_token_ends_the_stream_with_it_and_is_logged(
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     assert events[-1]["error"]["message"] == "the server failed on this request; its log says why"
     assert "the model computed NaN" in caplog.text
+    assert f"request {answer.headers['x-request-id']} (cmpl-" in caplog.text
     assert answer.text.endswith("data: [DONE]\n\n")
 
 

@@ -75,7 +75,7 @@ class AnswerResponse(Response):
         except Exception as error:
             failure = failure_of(error, delivery.retry_after_s)
             if failure.status == 500:  # of which the client hears that the log says why
-                logger.exception("request %s failed", delivery.ask.request_id)
+                logger.exception("request %s (%s) failed", delivery.client_id, delivery.ask.request_id)
             await self._fail(send, failure)
             return
         delivery.metrics.ended(delivery.ask, self._outcome, time.perf_counter() - self._arrived_s)
