@@ -19,6 +19,7 @@ from ref_waiting import until
 
 from poolweave.errors import ConfigError, TransferFailed
 from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
+from poolweave.transfer.data_line import DataLine
 from poolweave.transfer.transports import nccl
 
 MakeWorld = Callable[[str], World]
@@ -57,6 +58,25 @@ def test_blocks_cross_in_chunks(make_world: MakeWorld) -> None:
     a, b = make_world("nccl").pair(layout=LARGE)
     assert arrives(a, b, a.store.make(16, 3), b"many")
     assert arrives(b, a, b.store.make(1, 4), b"one")
+
+
+@pytest.mark.usefixtures("gpu", "small_chunks")
+def test_what_is_asked_on_a_lane_is_authenticated(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = make_world("nccl").pair(layout=LARGE, secret=b"a secret of the cluster")
+    blocks = a.store.make(4, 3)
+    assert arrives(a, b, blocks, b"x")
+    send = DataLine.send
+
+    def altered(line: DataLine, payload: bytes, until: float) -> None:
+        frame = bytearray(line._encoder.encode(payload))
+        frame[-1] ^= 1
+        line.sock.sendall(frame)
+
+    monkeypatch.setattr(DataLine, "send", altered)
+    with pytest.raises(TransferFailed):
+        a.engine.offer(b.name, Shipment(blocks=blocks, num_tokens=64, tag=b"y")).result(30)
+    monkeypatch.setattr(DataLine, "send", send)
+    assert arrives(a, b, blocks, b"z")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -109,8 +129,8 @@ def test_after_a_cancel_not_one_byte_is_written(make_world: MakeWorld, hold: Cal
     sent = a.engine.offer(b.name, Shipment(blocks=a.store.make(8, 1), num_tokens=128, tag=b"x"))
     until(lambda: Communicator.live == 2, "a lane is there")
     assert sent.cancel()
-    gate.set()
     until(lambda: b.store.in_use() == 0, "what was placed is free")
+    gate.set()
     assert all(np.array_equal(one, other) for one, other in zip(before, b.store.bytes, strict=True))
 
 
