@@ -125,6 +125,20 @@ def cold(model_folder: Callable[[str], Path]) -> list[int]:
     return greedy(model_folder("llama"), tuple(PROMPT), LENGTH)
 
 
+@pytest.mark.parametrize("granularity", ["by-request", "by-layer"])
+def test_a_decode_instance_that_the_other_was_not_told_of_yet_computes_the_prompt(
+    model: LoadedModel, cold: list[int], granularity: Granularity
+) -> None:
+    """The door heard of it first."""
+    with street(model, CLEAN, granularity, 30.0) as (prefill, decode):
+        prefill.pool.disconnect(decode.pool.instance)
+        answer, prefilled = ask(prefill, decode, "pd-caching-3", PROMPT)
+        assert answer == cold
+        assert prefilled.sent_error is not None
+        assert prefilled.sent_error.kind == "UnknownPeer"
+        assert decode.workplace.recomputes.count == 1
+
+
 @pytest.mark.parametrize(("flow", "told"), [("pd-basic", True), ("pd-caching-3", True), ("pd-caching-2", False)])
 def test_whatever_block_is_corrupt_the_answer_is_a_cold_runs(
     model: LoadedModel, cold: list[int], caplog: pytest.LogCaptureFixture, flow: str, told: bool

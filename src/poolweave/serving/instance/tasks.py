@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from poolweave.errors import OutOfBlocks, PeerLost, PoolweaveError, TransferFailed, TransferTimeout
+from poolweave.errors import OutOfBlocks, PeerLost, PoolweaveError, TransferFailed, TransferTimeout, UnknownPeer
 from poolweave.index import Identity
 from poolweave.mempool import Blocks, MemPool
 from poolweave.serving.control.messages import ErrorInfo, Finished, Job, Prefilled, Reply, Sent
@@ -161,7 +161,7 @@ class PrefillTask(Task):
         except PoolweaveError as error:
             if self._given_up:
                 return self.cancelled()
-            if not isinstance(error, TransferFailed):
+            if not isinstance(error, (TransferFailed, UnknownPeer)):  # membership may tell the door of a peer first
                 raise
             return Prefilled(cached_tokens=self.cached_tokens, sent=Sent(), sent_error=ErrorInfo.of(error))
         return Prefilled(cached_tokens=self.cached_tokens, sent=sent)
