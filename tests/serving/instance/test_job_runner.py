@@ -234,6 +234,21 @@ def test_an_engine_that_fails_again_and_again_is_given_up(
         runner.submit(Task("b"))
 
 
+def test_an_engine_that_tells_of_a_request_it_was_never_given_is_given_up(
+    runner: JobRunner, engine: Engine, broken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread ends: an instance that lived on without it would keep everybody waiting."""
+    task = Task("a")
+    submit(runner, task)
+    until(lambda: engine.added == ["a"])
+    monkeypatch.setattr(engine, "_advance", lambda sequence: Emitted("nobody", 7, None))
+    engine.allowed.release(1)
+    assert task.caller.last().error.kind == "InstanceClosed"
+    until(lambda: broken == [True])
+    with pytest.raises(InstanceClosed):
+        runner.submit(Task("b"))
+
+
 def test_the_same_request_twice_is_refused(runner: JobRunner, engine: Engine) -> None:
     submit(runner, Task("a", prefills=False))
     with pytest.raises(DuplicateTransfer, match="request a runs here already"):

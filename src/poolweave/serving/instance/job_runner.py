@@ -58,7 +58,8 @@ class JobRunner:
     """
 
     def __init__(self, engine: Engine, *, on_broken: Callable[[], None] = lambda: None) -> None:
-        """`on_broken` is called, from the engine's thread, when step after step fails: the instance should end."""
+        """`on_broken` is called, from the engine's thread, when that ends by itself: step after step failed, or what
+        nobody expected came. The instance should end."""
         self._engine = engine
         self._on_broken = on_broken
         self._lock = threading.Lock()  # guards _tasks, _queued, _prefilling, _cancelled, _closed, _broken
@@ -175,6 +176,21 @@ class JobRunner:
     # --- the engine's thread ------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
+        try:
+            usable = self._compute()
+        except Exception:
+            logger.exception("the engine's thread broke")
+            usable = False
+        if not usable:  # whoever is asked here would wait for ever
+            with self._lock:
+                self._broken = True
+            self._on_broken()
+        for run in self._running.values():
+            self._fail(run.task, run.error or InstanceClosed("the instance stopped during this request"))
+        self._running.clear()
+
+    def _compute(self) -> bool:
+        """Until the runner closes; false when the engine is beyond use."""
         failures = 0
         while self._admit():
             try:
@@ -184,17 +200,12 @@ class JobRunner:
                 failures += 1
                 self._cancel_running(error)
                 if failures == _MAX_FAILED_STEPS:
-                    with self._lock:
-                        self._broken = True
-                    self._on_broken()
-                    break
+                    return False
                 continue
             failures = 0
             for event in emitted:
                 self._handle(event)
-        for run in self._running.values():
-            self._fail(run.task, run.error or InstanceClosed("the instance stopped during this request"))
-        self._running.clear()
+        return True
 
     def _admit(self) -> bool:
         """Give the engine what has begun; wait while there is nothing to do. False when the runner closes."""
