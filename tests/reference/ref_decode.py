@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from poolweave.crosspool_engine import DecodeEngine, DecodeRequest, Generation
@@ -79,11 +81,13 @@ def tokens_of(results: dict[str, Generation]) -> dict[str, list[int]]:
 
 @contextmanager
 def halted(*pids: int) -> Iterator[None]:
-    """Processes that do not run meanwhile: what waits for them stays where it is."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
+    """Processes that do not run meanwhile, however long: what waits for them stays where it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("poolweave.crosspool_engine.crew._STOPPED_S", math.inf)  # a starved machine passes any limit
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
