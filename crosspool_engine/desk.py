@@ -69,7 +69,7 @@ class Desk:
         tokens, stamps, computed = self._board.tokens(seat), self._board.stamps(seat), self._board.position(seat)
         kv = None
         if request.return_kv and error is None:
-            kv = replica.read(request.model, running.leases, computed)
+            kv = replica.read(request.model, running.leases, request.known_blocks, computed)
         first = request.num_prompt
         self.results[running.name] = Generation(
             running.name,

@@ -61,10 +61,10 @@ class Replica:
         for pool, lease in zip(self.pools, leases, strict=True):
             pool.give(model, lease, computed)
 
-    def read(self, model: str, leases: Sequence[KvLease], num_tokens: int) -> npt.NDArray[Any]:
-        """A copy of the KV of the first tokens, of all heads."""
+    def read(self, model: str, leases: Sequence[KvLease], first: int, num_tokens: int) -> npt.NDArray[Any]:
+        """A copy of the KV of the first tokens, of all heads, from block `first` on."""
         parts = [
-            pool.read(model, lease.blocks[: pool.num_blocks(model, num_tokens)])
+            pool.read(model, lease.blocks[first : pool.num_blocks(model, num_tokens)])
             for pool, lease in zip(self.pools, leases, strict=True)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)

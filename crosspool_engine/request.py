@@ -24,8 +24,9 @@ class DecodeRequest:
 
     `kv`: `[blocks, layers, parts, block_tokens, heads, dim]` in the model's KV dtype (bfloat16 as uint16), as prefill
     computed it; an array, or where it lies in a pool. Tokens beyond `num_computed` are computed here, one a step; at
-    least one is. `return_kv`: the result carries the KV of all computed tokens. KV that stays is found again by
-    requests of the same `tenant` only. Raises RequestRefused for values that cannot work.
+    least one is. `return_kv`: the result carries the KV of all computed tokens, but for the first `known_blocks`, which
+    who asks has. KV that stays is found again by requests of the same `tenant` only. Raises RequestRefused for values
+    that cannot work.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class DecodeRequest:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     return_kv: bool = False
+    known_blocks: int = 0
     tenant: bytes = b""
 
     def __post_init__(self) -> None:
@@ -53,6 +55,8 @@ class DecodeRequest:
                 f"num_computed {self.num_computed} of {len(prompt)} tokens: at least one is computed here, and KV "
                 "comes with the others", needed=self.num_computed, limit=len(prompt) - 1,
             )  # fmt: skip
+        if self.known_blocks < 0:
+            raise RequestRefused(f"known_blocks must not be negative, got {self.known_blocks}", needed=0)
         if not (math.isfinite(self.temperature) and self.temperature >= 0) or not 0 < self.top_p <= 1:
             raise RequestRefused(f"temperature {self.temperature} or top_p {self.top_p} cannot be sampled with")
         if len(self.stop_token_ids) > MAX_STOPS or not 0 <= self.seed < 2**64:

@@ -9,6 +9,7 @@ import pytest
 from ref_decode import NEW, VOCAB, decode, drive, greedy, halted
 
 from poolweave.crosspool_engine import DecodeEngine, DecodeRequest
+from poolweave.errors import RequestRefused
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(600)]
 PROMPT = np.random.default_rng(5).integers(0, VOCAB, 18).tolist()
@@ -57,6 +58,20 @@ def test_kv_that_comes_along_goes_behind_what_is_known(engine: DecodeEngine, sav
     assert got.tokens.tolist() == greedy(saved["qwen3"][0], turn)
     assert got.kv is not None
     assert got.kv[:7].tobytes() == first.kv[:7].tobytes()
+
+
+def test_kv_comes_back_from_the_first_block_that_is_not_known(engine: DecodeEngine) -> None:
+    ask = {"model": "qwen3", "tokens": PROMPT, "max_new_tokens": NEW, "return_kv": True}
+    requests = [DecodeRequest(request_id=str(n), known_blocks=n, **ask) for n in (0, 3, 99)]
+    whole, rest, none = (decode(engine, [one])[one.request_id].kv for one in requests)
+    assert whole is not None
+    assert rest is not None
+    assert none is not None
+    assert len(rest) == len(whole) - 3
+    assert rest[:-1].tobytes() == whole[3:-1].tobytes()  # the last one has room left, where anything may be
+    assert len(none) == 0
+    with pytest.raises(RequestRefused, match="known_blocks"):
+        DecodeRequest(request_id="x", known_blocks=-1, **ask)
 
 
 def test_history_gives_way_before_a_request_waits(engine: DecodeEngine) -> None:

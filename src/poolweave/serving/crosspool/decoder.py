@@ -107,7 +107,7 @@ class Decoder:
             self._take_back(sequence, result.kv)
 
     def _take_back(self, sequence: Sequence, kv: Any) -> None:
-        """The KV of all but the last token into the sequence's blocks, which grow for it."""
+        """The KV of all but the last token, from the first block on that was not whole, into the blocks, which grow."""
         pool = self._pools[sequence.model]
         computed = len(sequence.tokens) - 1
         needed = pool.layout.num_blocks(computed)
@@ -118,7 +118,7 @@ class Decoder:
             return
         first = sequence.num_computed // pool.layout.block_tokens  # before it all is sealed and the same
         sequence.blocks = grown
-        pool.view(Tier.HBM)[pool.slots(grown[first:])] = kv[first:needed]
+        pool.view(Tier.HBM)[pool.slots(grown[first:])] = kv[: needed - first]
         sequence.num_computed = computed
 
     def _revive(self) -> None:
@@ -141,5 +141,5 @@ def _request(sequence: Sequence, model: ColdModel, pool: MemPool) -> DecodeReque
         request_id=sequence.request_id, model=sequence.model, tokens=sequence.tokens, kv=kv,
         num_computed=sequence.num_computed, max_new_tokens=min(room, sampling.max_new_tokens - sequence.num_answer),
         temperature=sampling.temperature, top_p=sampling.top_p, stop_token_ids=stops[:MAX_STOPS], seed=sequence.seed,
-        return_kv=True, tenant=sequence.salt,
+        return_kv=True, known_blocks=sequence.num_computed // pool.layout.block_tokens, tenant=sequence.salt,
     )  # fmt: skip
