@@ -1,6 +1,6 @@
 """How near to what the machine allows do the decode executors run? (CrossPool's executors)
 
-    python benchmarks/bench_crosspool_executors.py [--hidden 512 1024] [--dtype float32 bfloat16] [--smoke]
+    python benchmarks/bench_crosspool_executors.py [--hidden 512 1024] [--dtype float32 bfloat16] [--kernels avx2]
 
 Batch 1, one thread. `to_streaming`: the time of a plain streaming read of what a token needs (weights and KV, once)
 over the executor's own, in turn, in two states of the caches. `memory`: other data fills them before, as for a cold
@@ -54,26 +54,29 @@ def seconds(task: Callable[[Any], object], full: Any, empty: Any) -> float:
     return 2 * middle - start - time.perf_counter()
 
 
-def against_yardsticks(work: Work, rounds: int) -> dict[str, dict[str, float]]:
+def against_yardsticks(work: Work, kernels: str, rounds: int) -> dict[str, dict[str, float]]:
     """By state of the caches: medians of the streaming read's and of the bound's time over that of `run`, in turn."""
     other = np.ones(64 << 20, np.uint8)
     weights = np.ones(64 << 20, np.uint8)[: work.weights]  # large enough for numpy to ask for huge pages
     nothing = weights[:0]
 
+    def read(array: np.ndarray[Any, Any]) -> int:
+        return streaming_read(array, kernels)
+
     def stream() -> tuple[float, float]:
-        return seconds(streaming_read, weights, nothing), seconds(streaming_read, work.kv, nothing)
+        return seconds(read, weights, nothing), seconds(read, work.kv, nothing)
 
     def near(task: Callable[[], object]) -> None:
         for _ in range(3):  # the first one still finds the other data, in the caches and on its way out of them
             task()
 
-    before = {"memory": lambda _: streaming_read(other), "cache": near}
+    before = {"memory": lambda _: read(other), "cache": near}
     ratios: dict[str, list[tuple[float, float]]] = {state: [] for state in before}
     for _ in range(rounds):
         for state, prepare in before.items():
             prepare(stream)
             weights_s, kv_s = stream()
-            products_s = seconds(multiply_adds, work.products, 0)
+            products_s = seconds(lambda count: multiply_adds(count, kernels), work.products, 0)
             prepare(lambda: work.run(1))
             took = seconds(work.run, 1, 0)
             ratios[state].append(((weights_s + kv_s) / took, (weights_s + max(kv_s, products_s)) / took))
@@ -91,12 +94,12 @@ def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return room
 
 
-def executors(path: str, dtype: str, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+def executors(path: str, dtype: str, kernels: str, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     """By part, then by state of the caches."""
     shape = ModelShape.from_directory(path)
     size = {"float32": 4, "bfloat16": 2}[dtype]
     checkpoint = Checkpoint(path, dtype)
-    attention, ffn = build_attention_stack(checkpoint), build_ffn_stack(checkpoint)
+    attention, ffn = build_attention_stack(checkpoint, kernels=kernels), build_ffn_stack(checkpoint, kernels=kernels)
     layout = kv_layout(shape, dtype=dtype)
     blocks = layout.num_blocks(CONTEXT)
     random = np.random.default_rng(0)
@@ -117,12 +120,12 @@ def executors(path: str, dtype: str, rounds: int) -> dict[str, dict[str, dict[st
             ffn.forward(layer, x[:rows], out[:rows])
 
     products = shape.num_layers * CONTEXT * shape.attention.kv_products
-    if dtype == "bfloat16" and "avx512bf16" in kernel_names():
+    if dtype == "bfloat16" and kernels == "avx512bf16":
         products //= 2
     active = sum(shape.active_ffn_params(layer) for layer in range(shape.num_layers)) * size
     return {
-        "attention": against_yardsticks(Work(attend, shape.attention_params * size, cached, products), rounds),
-        "ffn": against_yardsticks(Work(feed, active, cached[:0]), rounds),
+        "attention": against_yardsticks(Work(attend, shape.attention_params * size, cached, products), kernels, rounds),
+        "ffn": against_yardsticks(Work(feed, active, cached[:0]), kernels, rounds),
     }
 
 
@@ -130,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, nargs="+", default=[512, 1024])
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--kernels", default=kernel_names()[-1], help="of the yardsticks too")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--smoke", action="store_true", help="one small size, to see that it runs")
     options = parser.parse_args()
@@ -139,11 +143,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             paths = save_random_models(Path(folder), hidden=hidden, layers=1 if options.smoke else 4, dtype=dtype)
             for name, path in paths.items():
-                common = {"bench": "crosspool_executors", "hidden": hidden, "dtype": dtype, "model": name}
-                for part, states in executors(path, dtype, options.rounds).items():
+                common = {"bench": "crosspool_executors", "hidden": hidden, "dtype": dtype, "kernels": options.kernels}
+                for part, states in executors(path, dtype, options.kernels, options.rounds).items():
                     for state, ratios in states.items():
                         figures = {key: round(value, 2) for key, value in ratios.items()}
-                        print(json.dumps({**common, "part": part, "from": state, **figures}), flush=True)
+                        print(json.dumps({**common, "model": name, "part": part, "from": state, **figures}), flush=True)
 
 
 if __name__ == "__main__":

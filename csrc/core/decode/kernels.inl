@@ -42,13 +42,10 @@ INLINE void take_step(Sums<R, B>& sums, const float* w, const float* x, std::int
 
 template <int R, int B>
 INLINE void take_step(Sums<R, B>& sums, const std::uint16_t* w, const float* x, std::int64_t x_stride) {
-    // Widening takes so long that too few reads would be under way: ask for what comes next. Reads of floats need no help.
-    __builtin_prefetch(reinterpret_cast<const char*>(w) + 2048);
-    if (R > 2) __builtin_prefetch(reinterpret_cast<const char*>(w) + 2048 + 64);
     F low[B], high[B];
     for (int b = 0; b < B; ++b) low[b] = both_halves(x + b * x_stride), high[b] = both_halves(x + b * x_stride + 8);
     for (int v = 0; v < Sums<R, B>::kVectors; ++v) {
-        const Pair weights = load_pair(w + v * 2 * kLanes);
+        const Pair weights = load_pair_once(w + v * 2 * kLanes);
         for (int b = 0; b < B; ++b) {
             sums.first[v][b] += weights.first * low[b];
             sums.second[v][b] += weights.second * high[b];

@@ -63,14 +63,25 @@ INLINE Pair load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
 
 // A 32-bit word of bf16 holds two columns: a shift widens the even ones, a mask the odd ones. What they meet is brought
 // into that order.
-INLINE Pair load_pair(const std::uint16_t* p) {
-    U words;
-    __builtin_memcpy(&words, p, sizeof words);
+INLINE Pair widened(U words) {
     const U low = words << 16, high = words & 0xffff0000U;
     Pair v;
     __builtin_memcpy(&v.first, &low, sizeof low);
     __builtin_memcpy(&v.second, &high, sizeof high);
     return v;
+}
+
+INLINE Pair load_pair(const std::uint16_t* p) {
+    U words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return widened(words);
+}
+
+// The same with one load for both, where the loop waits for loads. Where it waits for sums, two loads cost nothing.
+INLINE Pair load_pair_once(const std::uint16_t* p) {
+    F words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return widened((U)kept(words));
 }
 
 #if defined(__AVX512F__)
