@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 from ref_gpu import Communicator
@@ -19,7 +22,8 @@ from ref_waiting import until
 
 from poolweave.errors import ConfigError, TransferFailed
 from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
-from poolweave.transfer.data_line import DataLine
+from poolweave.transfer.addresses import Address
+from poolweave.transfer.data_line import DataLine, dial
 from poolweave.transfer.transports import nccl
 
 MakeWorld = Callable[[str], World]
@@ -77,6 +81,38 @@ def test_what_is_asked_on_a_lane_is_authenticated(make_world: MakeWorld, monkeyp
         a.engine.offer(b.name, Shipment(blocks=blocks, num_tokens=64, tag=b"y")).result(30)
     monkeypatch.setattr(DataLine, "send", send)
     assert arrives(a, b, blocks, b"z")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"nonsense", msgspec.msgpack.encode(nccl.Join(b"short")), msgspec.msgpack.encode(nccl.Ask(1, 2, 3, 4))],
+)
+def test_a_lane_that_begins_with_nonsense_ends(make_world: MakeWorld, said: bytes) -> None:
+    a, b = make_world("nccl").pair(layout=LARGE)
+    line = DataLine(dial(b.engine._home, a.name, a.engine.epoch, Address.parse(a.engine.address)), None)
+    line.send(said, time.monotonic() + 10)
+    with pytest.raises(ConnectionError):
+        line.receive(time.monotonic() + 10)
+    line.close()
+    assert arrives(a, b, a.store.make(4), b"x")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_bytes_that_no_offer_has_are_not_sent(make_world: MakeWorld) -> None:
+    a, b = make_world("nccl").pair(layout=LARGE)
+    home, hello = b.engine._home, Mock(instance=a.name, epoch=a.engine.epoch, data_address=a.engine.address)
+    assert home.memory.device is not None
+    source = nccl.NcclSource(home, home.memory.device, hello)
+    lane = source._open(time.monotonic() + 10)
+    for ask in (nccl.Ask(1, 2, 0, 1 << 62), nccl.Ask(1 << 62, 0, 5, 6)):
+        lane.line.send(msgspec.msgpack.encode(ask), time.monotonic() + 10)
+        answer = msgspec.msgpack.decode(lane.line.receive(time.monotonic() + 10), type=nccl.Chunk)
+        assert not answer.follows
+    lane.line.send(msgspec.msgpack.encode(["ask", -1, 2, 0, 5]), time.monotonic() + 10)
+    with pytest.raises(ConnectionError):
+        lane.line.receive(time.monotonic() + 10)
+    lane.close()
 
 
 @pytest.mark.usefixtures("gpu")

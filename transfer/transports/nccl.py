@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -41,6 +41,9 @@ _SUCCESS, _IN_PROGRESS = 0, 7  # of ncclResult_t
 _SENDER, _RECEIVER = 0, 1  # ranks
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Join(msgspec.Struct, frozen=True, tag="join", array_like=True, forbid_unknown_fields=True):
     """The receiver has made a communicator of two: join it as rank 0."""
 
@@ -50,10 +53,10 @@ class Join(msgspec.Struct, frozen=True, tag="join", array_like=True, forbid_unkn
 class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True, forbid_unknown_fields=True):
     """Send bytes [begin, end) of a stream: all its blocks, one after the other, in chunks."""
 
-    stream: int
-    nonce: int
-    begin: int
-    end: int
+    stream: _Count
+    nonce: _Count
+    begin: _Count
+    end: _Count
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk", array_like=True, forbid_unknown_fields=True):
@@ -189,9 +192,8 @@ class NcclSource(Source):
         target, offset = slice_.target, (slice_.first - slice_.step_first) * slice_.target.block_bytes
         stream = _stream(slice_.offer.offer, slice_.step)
         lane.line.send(_encode(Ask(stream, slice_.offer.nonce, offset, offset + target.nbytes)), until)
-        bounds = _chunks(0, target.nbytes)
         arrived: tuple[int, int, int] | None = None  # its bytes and its turn
-        for turn, (begin, end) in enumerate(bounds):
+        for turn, (begin, end) in enumerate(_chunks(0, target.nbytes)):
             if not decode(_CHUNKS, lane.line.receive(self._patience(until))).follows:
                 return Outcome.REVOKED
             lane.receive(turn, end - begin)
@@ -339,7 +341,8 @@ class Desk:
             first = decode(_REQUESTS, self._line.receive(time.monotonic() + self._home.limits.connect_timeout_s))
             if not isinstance(first, Join):
                 return
-            unique_id = load_nccl().UniqueId.from_bytes(first.unique_id)
+            with _nccl_errors():
+                unique_id = load_nccl().UniqueId.from_bytes(first.unique_id)
             limits = self._home.limits
             lane = Lane(self._device, self._line, _SENDER, unique_id, limits.connect_timeout_s, self._is_left)
             while not self._closed:
@@ -347,7 +350,7 @@ class Desk:
                 if not isinstance(ask, Ask):
                     return
                 self._answer(lane, ask)
-        except (PoolweaveError, OSError, ValueError) as error:  # the peer sees the line close
+        except (PoolweaveError, OSError) as error:  # the peer sees the line close
             _log.info("a lane of %s ended: %s", self._home.instance, error)
         finally:
             (lane or self._line).close()
@@ -355,8 +358,7 @@ class Desk:
     def _answer(self, lane: Lane, ask: Ask) -> None:
         """While one chunk is on its way the next is copied out of the blocks. Raises when the line is of no use."""
         stall_s = self._home.limits.stall_s
-        bounds = _chunks(ask.begin, ask.end)
-        for turn, (begin, end) in enumerate(bounds):
+        for turn, (begin, end) in enumerate(_chunks(ask.begin, ask.end)):
             follows = self._copy_out(ask, begin, end, lane.buffer(turn))
             if turn and not lane.wait(stall_s, self._is_left):
                 raise ConnectionError("the receiver has gone")
@@ -364,7 +366,7 @@ class Desk:
             if not follows:
                 return
             lane.send(turn, end - begin)
-        if bounds and not lane.wait(stall_s, self._is_left):
+        if not lane.wait(stall_s, self._is_left):
             raise ConnectionError("the receiver has gone")
 
     def _copy_out(self, ask: Ask, begin: int, end: int, staged: int) -> bool:
@@ -437,8 +439,8 @@ def _stream(offer: int, step: int) -> int:
     return step << _STEP_SHIFT | offer
 
 
-def _chunks(begin: int, end: int) -> list[tuple[int, int]]:
-    return [(at, min(end, at + CHUNK_BYTES)) for at in range(begin, end, CHUNK_BYTES)]
+def _chunks(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    return ((at, min(end, at + CHUNK_BYTES)) for at in range(begin, end, CHUNK_BYTES))
 
 
 @contextmanager
