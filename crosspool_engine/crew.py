@@ -11,8 +11,6 @@ from poolweave.crosspool_engine.worker_process import WorkerProcess
 from poolweave.errors import WorkerLost
 from poolweave.mempool import Arena
 
-_STOPPED_S = 10.0  # as a lease of the membership lasts by default
-
 
 class Crew:
     """Starts all workers, or none. By place: `workers[r]` is attention rank r's, after them come the FFN ranks'.
@@ -37,8 +35,7 @@ class Crew:
     def dead(self) -> list[int]:
         """Places of workers that died. One that a signal stopped for long is made one of them."""
         for worker in self.workers:
-            if worker.stopped_s >= _STOPPED_S:
-                worker.end()
+            worker.end_if_stopped()
         return [place for place, worker in enumerate(self.workers) if not worker.alive]
 
     def replace(self, places: Collection[int]) -> None:

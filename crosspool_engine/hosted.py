@@ -92,9 +92,7 @@ class HostedControl:
         """Let stages under way end, and drop the pipelines: batches begin their token again, which changes nothing."""
         for worker in self._workers():
             try:
-                while worker.has_outstanding:
-                    wait([worker.channel])
-                    worker.ended_stages()
+                worker.await_stages()
             except WorkerLost:
                 continue
             worker.ended_stages()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from multiprocessing.connection import Connection
 
@@ -17,6 +20,8 @@ from poolweave.standstill import Standstill
 
 _START_S = 180.0  # on a busy machine; one that ends meanwhile is noticed at once
 _END_S = 10.0
+_STOPPED_S = 10.0  # as a lease of the membership lasts by default
+_LOOK_MS = 50.0
 
 
 class WorkerProcess:
@@ -34,13 +39,15 @@ class WorkerProcess:
             self._process = subprocess.Popen(command, pass_fds=inherited, env=environment)
         self._standstill = Standstill(self._process.pid)
         self.channel = Connection(ours.detach())
+        self._speaks = select.poll()
+        self._speaks.register(self.channel.fileno(), select.POLLIN)
         self._outstanding: deque[int] = deque()  # slots of stages not yet answered, oldest first
         self._ended: list[int] = []
 
     def wait_until_up(self) -> None:
         """Wait until it takes orders. Raises WorkerLost when it does not come up; then it is gone."""
         try:
-            if not self.channel.poll(_START_S):
+            if not self._is_heard(_START_S):
                 raise WorkerLost(f"worker {self.name} was not up after {_START_S} s", worker=self.name)
             self._receive()
         except WorkerLost:
@@ -55,10 +62,11 @@ class WorkerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    @property
-    def stopped_s(self) -> float:
-        """For how long a signal has kept it from running: ask again and again."""
-        return self._standstill.seconds()
+    def end_if_stopped(self) -> None:
+        """One that a signal has kept from running for long is dead to everybody: it is made so. Call it again and
+        again."""
+        if self._standstill.seconds() >= _STOPPED_S:
+            self.end()
 
     def call(self, order: Order) -> tuple[int, ...]:
         """Carry out an order. Raises what the worker raised, and WorkerLost when it died."""
@@ -67,18 +75,12 @@ class WorkerProcess:
 
     def ask(self, order: Order) -> None:
         """Begin an order; `answer` is to be called next. Raises WorkerLost."""
-        while self._outstanding:  # answers come in order: those of stages first
-            self._ended.append(self._await_stage())
+        self.await_stages()  # answers come in order: those of stages first
         self._send(order)
 
     def answer(self) -> tuple[int, ...]:
         """What the order led to. Raises as `call`."""
         return self._receive()
-
-    @property
-    def has_outstanding(self) -> bool:
-        """A stage was sent and its end not yet seen."""
-        return bool(self._outstanding)
 
     @property
     def has_ended(self) -> bool:
@@ -89,6 +91,11 @@ class WorkerProcess:
         """Send a stage without waiting for it."""
         self._send(order)
         self._outstanding.append(slot)
+
+    def await_stages(self) -> None:
+        """Until none is outstanding; ended_stages() gives them. Raises as `call`."""
+        while self._outstanding:
+            self._ended.append(self._await_stage())
 
     def ended_stages(self) -> list[int]:
         """Slots whose stages ended since the last call; does not wait."""
@@ -133,8 +140,18 @@ class WorkerProcess:
         except OSError as error:
             raise self.lost() from error
 
+    def _is_heard(self, within_s: float) -> bool:
+        """Whether it says something, or has ended, by then."""
+        deadline = time.monotonic() + within_s
+        while not self._speaks.poll(_LOOK_MS):
+            self.end_if_stopped()
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
     def _receive(self) -> tuple[int, ...]:
         try:
+            self._is_heard(math.inf)
             answer = receive_answer(self.channel)
         except (EOFError, OSError) as error:
             raise self.lost() from error

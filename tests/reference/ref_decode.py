@@ -83,7 +83,9 @@ def tokens_of(results: dict[str, Generation]) -> dict[str, list[int]]:
 def halted(*pids: int) -> Iterator[None]:
     """Processes that do not run meanwhile, however long: what waits for them stays where it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("poolweave.crosspool_engine.crew._STOPPED_S", math.inf)  # a starved machine passes any limit
+        patch.setattr(
+            "poolweave.crosspool_engine.worker_process._STOPPED_S", math.inf
+        )  # a starved machine passes any limit
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:

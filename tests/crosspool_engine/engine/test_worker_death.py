@@ -118,7 +118,7 @@ def test_a_worker_that_stands_still_is_ended_and_counts_as_dead(
     expected: dict[str, list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("poolweave.crosspool_engine.crew._STOPPED_S", 0.2)
+    monkeypatch.setattr("poolweave.crosspool_engine.worker_process._STOPPED_S", 0.2)
     place(engine, saved, alone="glm")
     os.kill(engine.worker_pids()[3], signal.SIGSTOP)
     ask(engine, ["glm", "qwen3-moe"])
@@ -126,3 +126,24 @@ def test_a_worker_that_stands_still_is_ended_and_counts_as_dead(
     check_lost(engine, "glm")
     assert engine.result("qwen3-moe").tokens.tolist() == greedy(saved["qwen3-moe"][0], [7], NEW)
     check_restart(engine, expected)
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["attention", "ffn"])
+def test_an_order_to_a_worker_that_stands_still_is_not_waited_for_for_ever(
+    engine: DecodeEngine,
+    saved: dict[str, tuple[Any, str]],
+    expected: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    """Nothing runs: the order is the first that it should hear."""
+    monkeypatch.setattr("poolweave.crosspool_engine.worker_process._STOPPED_S", 0.2)
+    pid = engine.worker_pids()[number]
+    os.kill(pid, signal.SIGSTOP)
+    engine.deactivate("glm")
+    assert engine.has_lost_workers
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    engine.restart()
+    engine.activate("glm", Serving(path=saved["glm"][1]))
+    assert tokens_of(decode(engine, mixed())) == expected
