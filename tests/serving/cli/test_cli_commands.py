@@ -168,7 +168,7 @@ def test_ctrl_c_at_the_terminal_of_up_drains_and_leaves_nothing(tmp_path: Path) 
         parts = psutil.Process(process.pid).children(recursive=True)
         assert len(parts) == 6  # the coordinator, two instances, the door, and two that wait to follow one that dies
         url = screen.text.partition("serving at ")[2].split()[0]
-        assert httpx.get(f"{url.removesuffix('/v1')}/ready").status_code == 200, "its instances can be used"
+        assert httpx.get(f"{url.removesuffix('/v1')}/ready", timeout=60).status_code == 200, "its instances can be used"
         body = {"model": "echo", "prompt": PROMPT, "max_tokens": 40, "stream": True}
         with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()

@@ -107,7 +107,7 @@ def test_a_deployment_runs_from_the_plan_and_answers_for_each_model(folder: Path
     }  # fmt: skip
     plan = load_plan(folder / "plan.json")
     with Deployment(from_mapping(mapping, DeploymentConfig)) as made:
-        assert httpx.get(f"{made.url}/ready").status_code == 200, "all models can be answered"
+        assert httpx.get(f"{made.url}/ready", timeout=60).status_code == 200, "all models can be answered"
         decode = psutil.Process(made.pids[f"d-{os.getpid()}"])
         assert len(decode.children()) == len(plan.kv_ranks) + len(plan.weights_ranks) == 3
         for name in NAMES:

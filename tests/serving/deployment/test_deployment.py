@@ -78,7 +78,7 @@ def deployment(words: Path, fakes: None) -> Iterator[Deployment]:
     with Deployment(settings(words), onlooker) as made:
         assert told[:2] == ["coordinator", "door"]
         assert set(told) == set(made.pids)
-        assert httpx.get(f"{made.url}/ready").status_code == 200, "whom up calls serving can be asked"
+        assert httpx.get(f"{made.url}/ready", timeout=60).status_code == 200, "whom up calls serving can be asked"
         assert made.readiness.lacking() == []
         names = set(told) - {"coordinator", "door"}
         until(lambda: {(name, f"{name} is a fake") for name in names} <= set(printed), "what they print is heard")

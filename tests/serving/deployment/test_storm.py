@@ -118,12 +118,12 @@ def grown(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Iterator[Deployment]:
     with deploy(folder, "prefill", "decode") as made:
-        assert httpx.get(f"{made.url}/ready").status_code == 200
+        assert httpx.get(f"{made.url}/ready", timeout=60).status_code == 200
         yield made
 
 
 def usage(deployment: Deployment) -> list[float]:
-    found = httpx.get(f"{deployment.url}/deployment").json()["instances"]
+    found = httpx.get(f"{deployment.url}/deployment", timeout=60).json()["instances"]
     return [one["kv_usage"] for one in found]
 
 
@@ -138,5 +138,5 @@ def test_a_client_that_goes_away_leaves_no_block_behind(pair: Deployment, folder
         with socket.create_connection((parts.hostname, parts.port)) as client:
             client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
             time.sleep(after_s)
-        until(lambda: not httpx.get(f"{pair.url}/deployment").json()["in_flight"], "nobody is inside", 10)
+        until(lambda: not httpx.get(f"{pair.url}/deployment", timeout=60).json()["in_flight"], "nobody is inside", 10)
     until(lambda: not any(usage(pair)), "all blocks are free", 10)  # figures are taken once a second

@@ -112,7 +112,7 @@ def test_a_deployment_is_spread_over_two_hosts_by_up_on_each(far_host: str, tmp_
         assert there.said == {"event": "joined", "url": None, "registry": registry, "pids": there.said["pids"]}
 
         def state(name: str) -> tuple[str, int]:
-            found = httpx.get(f"{url}/deployment").json()["instances"]
+            found = httpx.get(f"{url}/deployment", timeout=60).json()["instances"]
             return next(((one["state"], one["epoch"]) for one in found if one["name"] == name), ("", 0))
 
         until(lambda: state("decode-1")[0] == "active", "the door reaches the other host")
@@ -168,7 +168,7 @@ def test_an_instance_on_another_host_joins_by_the_registrys_address(far_host: st
         assert there.stdout.readline().startswith(f"tcp://{FAR}:")
         door = DoorConfig(registry=registry, model=str(folder), listen="127.0.0.1:0", wait_s=60.0)
         url = start(Program("door", "poolweave.serving.door.server", door))
-        until(lambda: httpx.get(f"{url}/ready").status_code == 200, "both are linked")
+        until(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == 200, "both are linked")
         stream = load_prompter(str(folder)).stream(PROMPT)
         for token in greedy(folder, tuple(PROMPT), 12):
             stream.append(token)

@@ -160,7 +160,7 @@ def test_the_same_seed_is_sent_to_both_phases_and_negative_ones_are_taken(world:
 
 
 def metrics(world: World) -> str:
-    return httpx.get(f"{world.door.address}/metrics").text
+    return httpx.get(f"{world.door.address}/metrics", timeout=60).text
 
 
 def test_metrics_have_vllms_names(world: World) -> None:
