@@ -117,7 +117,7 @@ INLINE void dot_batch(const KvRows& m, const float* x, std::int64_t x_stride, in
         dot_blocks<W, 4, kRowsNear>(m, fetching, x, x_stride, y, y_stride);
     switch (batch) {
         case 3: return dot_blocks<W, 3, kRowsNear>(m, fetching, x, x_stride, y, y_stride);
-        case 2: return dot_blocks<W, 2, kRowsNear>(m, fetching, x, x_stride, y, y_stride);
+        case 2: return dot_blocks<W, 2, 4>(m, fetching, x, x_stride, y, y_stride);
         case 1: return dot_blocks<W, 1, 4>(m, fetching, x, x_stride, y, y_stride);
         default: return;
     }
