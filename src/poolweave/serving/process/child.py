@@ -39,7 +39,8 @@ def instance_program(config: InstanceConfig) -> Program:
 
 
 class Child:
-    """Started at construction; `wait_ready` gives its address. `close` always leaves the process reaped.
+    """Started at construction; `wait_ready` gives its address. `close` always leaves the process reaped, and nobody
+    whom it started.
 
     It has a session of its own: Ctrl-C at a terminal reaches this process alone, which ends it in order. What it prints
     goes to an unlinked temporary file, of which the end is shown when it dies at its start.
@@ -144,6 +145,9 @@ class Child:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        if not self._log.closed:
+            with contextlib.suppress(ProcessLookupError):  # whom it left behind: who stands still never sees its end
+                os.killpg(self.pid, signal.SIGKILL)
         self._line.close()
         self._log.close()
 
