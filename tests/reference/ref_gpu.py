@@ -90,6 +90,7 @@ class _Meeting:
         self.ranks: set[int] = set()
         self.sent: queue.Queue[tuple[int, int, threading.Event]] = queue.Queue()
         self.aborted = threading.Event()
+        self.moving = threading.Lock()  # held while bytes move: an abort waits for them
 
 
 class Communicator:
@@ -130,7 +131,8 @@ class Communicator:
     def abort(self) -> None:
         if self._valid:
             self._valid = False
-            self._meeting.aborted.set()
+            with self._meeting.moving:
+                self._meeting.aborted.set()
             for thread in self._running:  # as the real one: nothing is written here any more
                 thread.join()
             with self._lock:
@@ -178,7 +180,10 @@ class Communicator:
                 if self._meeting.aborted.is_set():
                     return False
         assert size == nbytes
-        ctypes.memmove(address, source, nbytes)
+        with self._meeting.moving:
+            if self._meeting.aborted.is_set():  # the sender's buffer is gone
+                return False
+            ctypes.memmove(address, source, nbytes)
         taken.set()
         return True
 
