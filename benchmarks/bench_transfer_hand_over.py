@@ -25,6 +25,7 @@ SMOKE = "--smoke" in sys.argv
 ROUNDS = 2 if SMOKE else 7
 WARM, STEADY = (2, 2) if SMOKE else (150, 100)  # rounds of handed transfers that warm up, and that count
 SCALE = 64 if SMOKE else 1
+TOUCHED = 32  # blocks that are read for `touch`, at most
 SMALL = KVLayout(num_layers=1, kv_heads=40, head_dim=128, block_tokens=8, dtype="float16")  # 160 KiB, one run
 LARGE = KVLayout(num_layers=40, kv_heads=40, head_dim=128, block_tokens=16, dtype="float16")  # 12.5 MiB
 spawn = multiprocessing.get_context("spawn")
@@ -46,11 +47,12 @@ def serve(layout: KVLayout, arena: Arena, hand_over: str, pipe: Any) -> None:
                 pipe.send(0.0)
                 continue
             blocks = pool.receive(order, 60).take()
+            rows = pool.slots(blocks[:: -(-len(blocks) // TOUCHED)]).tolist()
             began = time.perf_counter()
             if order.endswith(b"touch"):
-                for row in pool.slots(blocks[:: len(blocks) // 32]).tolist():
+                for row in rows:
                     pool.view()[row].reshape(-1)[::2048].max()  # an element of each 4 KiB
-            pipe.send((time.perf_counter() - began) * len(blocks) / 32)
+            pipe.send((time.perf_counter() - began) * len(blocks) / len(rows))
             kept.append(blocks)
 
 
@@ -101,7 +103,7 @@ def measure(layout: KVLayout, num_blocks: int, hand_over: str) -> dict[str, floa
 
 def main() -> None:
     for layout, count in ((SMALL, 10_240), (LARGE, 128)):
-        num_blocks = max(32, count // SCALE)
+        num_blocks = count // SCALE
         handed = measure(layout, num_blocks, "require")
         copied = measure(layout, num_blocks, "off")
         exchange = handed.pop("one")
