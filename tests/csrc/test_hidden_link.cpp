@@ -245,9 +245,21 @@ void test_only_the_answer_that_is_awaited_is_taken() {
     }
 }
 
+void test_a_rank_that_is_none_is_refused_and_its_socket_closed() {
+    const Board board = make_board();
+    for (const int rank : {-1, static_cast<int>(kMaxRanks)}) {
+        const auto [near, far] = tcp_pair();
+        CHECK_THROWS(HiddenLink(board, near, rank, LinkEnd::kAttention), Code::kConfig);
+        char byte;
+        CHECK(read(far, &byte, 1) == 0);  // the other end is gone
+        close(far);
+    }
+}
+
 }  // namespace
 
 int main() {
+    test_a_rank_that_is_none_is_refused_and_its_socket_closed();
     test_slots_go_there_and_come_back(0);
     test_slots_go_there_and_come_back(1);
     test_every_end_is_noticed();

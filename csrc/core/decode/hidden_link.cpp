@@ -24,8 +24,10 @@ HiddenLink::HiddenLink(const Board& board, int fd, int rank, LinkEnd end)
     : board_(board), fd_(fd), rank_(rank), end_(end), hosted_(board.shape().slots) {
     const int on = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket has no such delay, and refuses
-    if (rank < 0 || rank >= static_cast<int>(kMaxRanks))
+    if (rank < 0 || rank >= static_cast<int>(kMaxRanks)) {
+        close(fd_);
         throw Error(Code::kConfig, "FFN rank " + std::to_string(rank) + " of at most " + std::to_string(kMaxRanks));
+    }
 }
 
 HiddenLink::~HiddenLink() { close(fd_); }

@@ -21,7 +21,7 @@ enum class LinkEnd : std::uint8_t { kAttention, kFfn };  // the side this end st
 // board is aborted, or a frame comes that cannot be.
 class HiddenLink {
   public:
-    // `fd`: a connected stream socket; it is closed with the link.
+    // `fd`: a connected stream socket; it is closed with the link, also when this throws kConfig for a rank that is none.
     HiddenLink(const Board& board, int fd, int rank, LinkEnd end);
     HiddenLink(const HiddenLink&) = delete;
     HiddenLink& operator=(const HiddenLink&) = delete;
