@@ -70,18 +70,17 @@ void PromptTree::sweep_one() {
 void PromptTree::clean(Index index) {
     Node& node = nodes_[index];
     const auto dead = [this](const Hold& held) { return !alive(held); };
-    if (std::none_of(node.holds.begin(), node.holds.end(), dead)) return;
     for (const Hold& held : node.holds) {
         if (alive(held) || !current(held)) continue;
         count(held.slot, -static_cast<std::ptrdiff_t>(held.blocks));
         expired_ += held.blocks;
     }
-    {
+    if (std::any_of(node.holds.begin(), node.holds.end(), dead)) {
         const Account account(*this, node);
         std::erase_if(node.holds, dead);
         if (node.holds.capacity() > 4 * node.holds.size()) node.holds.shrink_to_fit();
     }
-    prune(index);
+    prune(index);  // also where all live: a dead hold may have been taken up again by a shorter one
 }
 
 // Frees the end of a run that nobody holds, and with it all that continues it: by closure, nobody holds that either.

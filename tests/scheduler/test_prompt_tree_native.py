@@ -100,6 +100,20 @@ TestTree = Tree.TestCase
 TestTree.settings = settings(stateful_step_count=40)
 
 
+@pytest.mark.parametrize("others", range(8, 24))
+def test_what_a_shorter_hold_took_the_place_of_leaves_memory(others: int) -> None:
+    """An instance comes back and holds less of a run than in its last life, before a sweep has seen that."""
+    tree = NativePromptTree(None)
+    tree.insert(keys_of((2, 0, 1)), 0, 9.0, 0.0)
+    for token in range(others):  # the sweep is elsewhere then
+        tree.insert(keys_of((10 + token,)), 1, 9.0, 0.0)
+    tree.retire(0)
+    tree.insert(keys_of((2,)), 0, 9.0, 0.0)
+    tree.sweep(0.0, 100)
+    assert (tree.stats().blocks, tree.entries(0)) == (1 + others, 1)
+    tree.check()
+
+
 def test_cap_holds_at_every_step_and_what_stays_is_right() -> None:
     cap = 200_000
     tree = NativePromptTree(cap)
