@@ -147,7 +147,7 @@ def test_an_operation_that_fails_fails_the_transfer_and_not_the_next(make_world:
 def test_an_operation_that_never_ends_is_given_up(
     make_world: MakeWorld, hold: Callable[[int], threading.Event], rank: int
 ) -> None:
-    a, b = make_world("nccl").pair(layout=LARGE, stall_s=0.3)
+    a, b = make_world("nccl").pair(layout=LARGE, stall_s=2.0)
     blocks = a.store.make(8)
     hold(rank)
     with pytest.raises(TransferFailed):
