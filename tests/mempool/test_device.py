@@ -15,8 +15,7 @@ from ref_gpu import Nccl, bytes_at, one_gpu
 
 from poolweave.errors import ConfigError, NotResident, OutOfBlocks
 from poolweave.mempool import Arena, MemPool, PoolConfig
-from poolweave.transfer import KVLayout, TransferConfig
-from poolweave.transfer.transports import nccl
+from poolweave.transfer import KVLayout, TransferConfig, nccl_lane
 from poolweave.types import Tier
 
 LAYOUT = KVLayout(num_layers=2, kv_heads=2, head_dim=16, dtype="float32")  # 8 KiB a block
@@ -145,8 +144,8 @@ def test_what_a_device_cannot_be_is_refused() -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_two_pools_exchange_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "load_nccl", lambda: Nccl)
-    monkeypatch.setattr(sys.modules[nccl.__name__], "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(nccl_lane, "load_nccl", lambda: Nccl)
+    monkeypatch.setattr(nccl_lane, "CHUNK_BYTES", 1 << 20)
     with MemPool(LAYOUT, hbm="4MiB", device="cuda:0") as one, MemPool(LAYOUT, hbm="4MiB", device="cuda:0") as other:
         one.connect(other.instance, other.address)
         tokens = np.arange(10 * 16, dtype=np.int32)

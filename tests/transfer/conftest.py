@@ -10,14 +10,14 @@ import pytest
 from ref_gpu import Communicator, Nccl, one_gpu
 from ref_transfer_world import World, require_nixl
 
-from poolweave.transfer.transports import nccl
+from poolweave.transfer import nccl_lane
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A GPU and NCCL, or what stands in for them; nothing of either may be left."""
     with one_gpu() as stand_in:
-        monkeypatch.setattr(nccl, "load_nccl", lambda: Nccl)
+        monkeypatch.setattr(nccl_lane, "load_nccl", lambda: Nccl)
         yield stand_in
         gc.collect()
         assert stand_in.stand_in_used() == 0

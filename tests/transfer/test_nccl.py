@@ -21,7 +21,7 @@ from ref_transfer_world import Node, World, same_kv
 from ref_waiting import until
 
 from poolweave.errors import ConfigError, TransferFailed
-from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine
+from poolweave.transfer import KVLayout, Shipment, TransferConfig, TransferEngine, nccl_lane
 from poolweave.transfer.addresses import Address
 from poolweave.transfer.data_line import DataLine, dial
 from poolweave.transfer.transports import nccl
@@ -47,7 +47,7 @@ def hold() -> Iterator[Callable[[int], threading.Event]]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """No multiple of a block, and less than one."""
-    monkeypatch.setattr(sys.modules[nccl.__name__], "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(nccl_lane, "CHUNK_BYTES", 100_000)
     return 100_000
 
 
@@ -202,9 +202,9 @@ def test_a_growing_transfer_crosses_layer_by_layer(make_world: MakeWorld) -> Non
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nccl", None)
     monkeypatch.setitem(sys.modules, "nccl.core", None)
-    nccl.load_nccl.cache_clear()
+    nccl_lane.load_nccl.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'poolweave\[nccl\]'") as caught:
-        nccl.load_nccl()
+        nccl_lane.load_nccl()
     assert caught.value.setting == "listen"
     assert TransferConfig(listen="nccl").doors("a")[0].scheme == "nccl"
 
